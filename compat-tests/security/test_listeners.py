@@ -494,6 +494,6 @@ def test_the_wrong_protocol_leaves_one_line_in_the_log_each(unmet, wait_until) -
 
     wait_until(lambda: len(told()) >= len(places), "both to be told of")
     assert told() == [
-        "it does not speak TLS, and this listener does",
-        "it speaks TLS, and this listener does not",
+        "it does not use TLS, and this listener requires it",
+        "it uses TLS, and this listener does not",
     ]

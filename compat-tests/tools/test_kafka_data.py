@@ -181,7 +181,7 @@ def test_what_kafka_wrote_is_read_here(kafka, own_server) -> None:
     own_server.stop()
     again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert again.returncode != 0
-    assert "exists here already" in again.stderr
+    assert "already exists" in again.stderr
 
 
 @pytest.mark.one_process("its data directory is given to Kafka")

@@ -133,7 +133,7 @@ def test_a_new_machine_that_has_the_bucket_alone_serves_what_is_there(
         )
         assert "3 topics have records in remote storage" in said
         assert "positions of 3 consumer groups" in said
-        assert "2 of them beyond the end of what is there" in said
+        assert "2 of them were beyond the end of the restored log" in said
         new = server_process_class(tmp_path / "new", **settings).start()
         try:
             with connect(new.address) as connection:

@@ -52,7 +52,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace.server")
 
 LEAVING_SECONDS: Final = 5.0
-"""Time in which other brokers take over what a stopping broker leads; it serves clients meanwhile."""
+"""Time in which other brokers take over the partitions of a stopping broker, in seconds; it serves clients meanwhile.
+"""
 
 
 class Broker:
@@ -77,9 +78,9 @@ class Broker:
         executor: Executor | None = None,
         measured: bool = False,
     ) -> None:
-        """A port that is not given is the system's own. `store`: the open store of a cluster, which the broker closes;
-        without it the broker has an embedded one. `executor`: where slow work is done, instead of threads of the
-        broker's own; the caller shuts it down. `measured`: time requests, for `context.metrics`.
+        """A port of the system that is None is the real one. `store`: the open store of a cluster, which the broker
+        closes; without it the broker has an embedded one. `executor`: runs slow work, instead of threads of the broker;
+        the caller shuts it down. `measured`: time requests, for `context.metrics`.
         """
         self.config = config
         self.host = host
@@ -129,7 +130,7 @@ class Broker:
             raise
 
     async def _start(self) -> None:
-        """Start the parts, each on top of those before it. `_undo` stops them in reverse."""
+        """Start the parts in their order. `_undo` stops them in reverse."""
         config, ports, undo, extensions = self.config, self._ports, self._undo, self._extensions
         listeners = self._listeners = Listeners.bind(config, (self.host, self.port), ports, undo)
         self.host, self.port = listeners.first.host, listeners.first.port
@@ -164,7 +165,7 @@ class Broker:
             await extension.start(self.context)
             self._background.keep(partial(extension.run, self.context), f"extension {extension.name}")
 
-    # -- what is known once it has started -----------------------------------------------------------------
+    # -- state after the start -----------------------------------------------------------------------------
 
     @property
     def cluster_id(self) -> str:
@@ -187,16 +188,16 @@ class Broker:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the logs of this broker have been loaded."""
+        """Return whether the logs of this broker have been loaded."""
         return self._storage is not None and self._storage.loaded is not None
 
     @property
     def has_certificates(self) -> bool:
-        """Whether a listener has TLS."""
+        """Return whether a listener has TLS."""
         return self._listeners is not None and self._listeners.certificates is not None
 
     async def reload_certificates(self) -> None:
-        """Read files of certificates that have changed now, instead of at the next look."""
+        """Read changed files of certificates now, instead of at the next check."""
         if self._listeners is not None and self._listeners.certificates is not None:
             await self._listeners.certificates.reload()
 
@@ -212,7 +213,7 @@ class Broker:
         logger.info("stopped")
 
     async def _leave(self) -> None:
-        """Hand leadership to other brokers, answer what waits, and end every connection."""
+        """Hand leadership to other brokers, answer waiting requests, and end every connection."""
         network = self.network
         if self._cluster.replication is not None and self.config["controlled.shutdown.enable"]:
             await self.context.brokers.leave(LEAVING_SECONDS)
@@ -226,10 +227,9 @@ class Broker:
     async def run_forever(self) -> None:
         """Wait until `stop` is called elsewhere. A failure of background work does not stop the broker.
 
-        The broker takes the process for its own. It freezes the objects that are there after the start (modules, code,
-        topics): a full pass of the garbage collector over them would stop everything for tens of milliseconds. The
-        collector is on afterwards, even if it was switched off for the start. The compiler of the kernels is taken out
-        of memory when it has been used.
+        The broker owns the process. It freezes the objects that exist after the start (modules, code, topics): a full
+        garbage collection over them would stop everything for tens of milliseconds. The collector is on afterwards,
+        even if it was off during the start. The compiler of the kernels is unloaded after use.
         """
         gc.collect()
         gc.freeze()

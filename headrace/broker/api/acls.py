@@ -1,7 +1,7 @@
-"""DescribeAcls (29), CreateAcls (30), DeleteAcls (31): who may do what.
+"""DescribeAcls (29), CreateAcls (30), DeleteAcls (31): the rules of access.
 
-Without an authorizer everybody may do everything, and there are none: SECURITY_DISABLED, as in Kafka. MirrorMaker 2
-asks by default and goes on without ACLs when it hears so.
+Without an authorizer everything is allowed and there are no ACLs: the answer is SECURITY_DISABLED, as in Kafka.
+MirrorMaker 2 asks by default and goes on without ACLs after that answer.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from headrace.broker.security.acl.store import AclStore
 
 NO_AUTHORIZER: Final = "No Authorizer is configured on the broker"
-_ACL_BYTES: Final = 20  # of an answer, besides texts
+_ACL_BYTES: Final = 20  # bytes of an answer, besides texts
 
 
 class AclsApi:
-    """`acls` is None without an authorizer."""
+    """The handlers of the three APIs. `acls` is None without an authorizer."""
 
     def __init__(self, acls: AclStore | None, slices: Slices) -> None:
         self._acls = acls
@@ -98,7 +98,7 @@ class AclsApi:
         return DescribeAclsResponse(error_message=None, resources=list(resources.values()))
 
     async def create(self, context: RequestContext, request: CreateAclsRequest) -> CreateAclsResponse:
-        """Those that can be kept are, all or none; the others are told why not."""
+        """Create all valid ACLs or none; each invalid one gets its own error."""
         acls = self._configured()
         pace = self._slices.pace()
         legal, results = [], []
@@ -118,7 +118,7 @@ class AclsApi:
         return CreateAclsResponse(results=results)
 
     async def delete(self, context: RequestContext, request: DeleteAclsRequest) -> DeleteAclsResponse:
-        """What fits the filters goes, all or none; a filter that makes no sense is told so."""
+        """Delete all ACLs that match valid filters, or none; each invalid filter gets its own error."""
         acls = self._configured()
         pace = self._slices.pace()
         legal, results = [], []

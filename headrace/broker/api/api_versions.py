@@ -1,8 +1,7 @@
-"""ApiVersions (18): computed from the declarations, so nothing can be advertised that is not answered. What is declared
-only to be refused (`broker.api.not_offered`) is not among it.
+"""ApiVersions (18): computed from the declarations, so nothing can be advertised that is not answered. APIs that are
+declared only to be refused (`broker.api.not_offered`) are left out.
 
-Cheap, because every connection of every client asks: one response per version is made, and again when levels of
-features change.
+Every connection of every client asks, so one response per version is kept until levels of features change.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
 
 class ApiVersionsApi:
-    """`declared` gives all declarations, this one among them; it is asked at the first request."""
+    """`declared` returns all declarations, including this one; it is called at the first request."""
 
     def __init__(self, declared: Callable[[], Sequence[ApiDeclaration]], metadata: ClusterMetadata) -> None:
         self._declared = declared

@@ -1,8 +1,8 @@
 """The loggers of this process as Kafka's resource BROKER_LOGGER: levels by component, changed while it runs (KIP-412).
 
 Levels have log4j's names, which Kafka's tools send: TRACE DEBUG INFO WARN ERROR FATAL. A logger without a level of its
-own shows that of the nearest one above it, and goes back to it when its level is deleted. Levels are the process's,
-not the store's: a restart begins with those of the start, as Kafka's do.
+own shows the level of its nearest ancestor, and goes back to it when its level is deleted. Levels belong to the
+process, not to the store: they are lost at a restart, as in Kafka.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OPERATIONS: Final = {2: "APPEND", 3: "SUBTRACT"}
 
 
 def loggers() -> dict[str, logging.Logger]:
-    """Those of Headrace by name, and the root of all."""
+    """Headrace's loggers by name, and the root logger."""
     known = logging.Logger.manager.loggerDict
     own = {
         name: found
@@ -43,12 +43,12 @@ def loggers() -> dict[str, logging.Logger]:
 
 
 def level_name(level: int) -> str:
-    """The name of the level, or of the next more severe one."""
+    """Return the name of the level, or of the next more severe one."""
     return next((name for name, number in LEVELS.items() if level <= number), "FATAL")
 
 
 def describe_loggers() -> list[DescribeConfigsResourceResult]:
-    """The level of each, in effect now."""
+    """Return the level in effect of each logger."""
     return [
         DescribeConfigsResourceResult(
             name=name,
@@ -58,14 +58,14 @@ def describe_loggers() -> list[DescribeConfigsResourceResult]:
             is_sensitive=False,
             synonyms=[],
             config_type=int(ConfigType.STRING),
-            documentation=f"What is logged by {name}: of this level and more severe; {', '.join(LEVELS)}.",
+            documentation=f"Lowest level that {name} logs: {', '.join(LEVELS)}.",
         )
         for name, each in loggers().items()
     ]
 
 
 def change_loggers(entries: Sequence[AlterableConfig], *, validate_only: bool) -> None:
-    """Set levels, or delete them (SET, DELETE): all or none. Raises KafkaError."""
+    """Set or delete levels (SET, DELETE), all or none. Raises KafkaError."""
     known = loggers()
     wanted: dict[str, int] = {}
     for entry in entries:

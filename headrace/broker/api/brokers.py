@@ -1,4 +1,4 @@
-"""What the cluster is told of its brokers: UpdateFeatures (57, KIP-584), UnregisterBroker (64, KIP-730)."""
+"""Changes to the cluster's brokers: UpdateFeatures (57, KIP-584), UnregisterBroker (64, KIP-730)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from headrace.protocol.messages.update_features import (
 )
 
 FIXED_FEATURES: Final = {"group.version": 1, "transaction.version": 2}
-"""By name and level. 1 of group.version: clients may use the consumer protocol (KIP-848). 2 of transaction.version:
-writes announce their partitions, every end of a transaction raises the epoch (KIP-890).
+"""Levels by name. group.version 1: clients may use the consumer protocol (KIP-848). transaction.version 2: writes
+announce their partitions, every end of a transaction raises the epoch (KIP-890).
 """
 UPGRADE: Final = 1
 UPDATES_MAX: Final = 100
@@ -46,7 +46,7 @@ class BrokersApi:
     async def update_features(
         self, context: RequestContext, request: UpdateFeaturesRequest
     ) -> UpdateFeaturesResponse:
-        """All of them or none. There is one whose level changes."""
+        """Update all features or none. One feature has a level that can change."""
         updates = request.feature_updates
         if len(updates) > UPDATES_MAX or len({each.feature for each in updates}) != len(updates):
             raise KafkaError(ErrorCode.INVALID_REQUEST, "each feature is updated once")
@@ -81,7 +81,7 @@ class BrokersApi:
         elif name not in FIXED_FEATURES:
             known = ", ".join((METADATA_VERSION, *FIXED_FEATURES))
             raise KafkaError(
-                ErrorCode.INVALID_UPDATE_VERSION, f"there is no feature {name} here; there are {known}"
+                ErrorCode.INVALID_UPDATE_VERSION, f"feature {name} is unknown; supported features are {known}"
             )
         elif level != FIXED_FEATURES[name]:
             raise KafkaError(

@@ -1,8 +1,8 @@
 """DescribeConfigs (32), IncrementalAlterConfigs (44), AlterConfigs (33), ListConfigResources (74).
 
-Everything is computed from the declared tables: every configuration is listed, with its value, where the
-value comes from, its type and its documentation. Configurations of topics and groups can be changed, those of the
-broker that are declared so, and the levels of its loggers; the others are read-only.
+Everything is computed from the declared tables: every configuration is listed, with its value, where the value comes
+from, its type and its documentation. Configurations of topics and groups can be changed, and so can the levels of
+loggers and those of the broker's configurations that are declared dynamic. The others are read-only.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32  # ConfigR
 _TOPIC_SOURCE, _GROUP_SOURCE = 1, 8  # ConfigSource; those of the broker are in `broker.configs.broker_config`
 _SET, _DELETE, _APPEND, _SUBTRACT = range(4)  # AlterConfigOp.OpType
 CHANGES_MAX = 1000
-"""Of one resource in one request: many more than there are configurations."""
+"""Maximum number of changes to one resource in one request: many more than there are configurations."""
 _LIST_OPERATIONS = {_APPEND: "APPEND", _SUBTRACT: "SUBTRACT"}
 
 
@@ -68,11 +68,13 @@ OF_REPLICAS: Final = (
     "leader.replication.throttled.replicas",
     "follower.replication.throttled.replicas",
 )
-"""What administrators of a cluster, and Kafka's tools that move partitions, set of the broker's own topics."""
+"""The configurations that may be set on the broker's internal topics: by administrators, and by Kafka's tools that move
+partitions.
+"""
 Wanted = dict[str, str | None]
-"""Values by name, None for what goes back to its default."""
+"""Values by name; None returns a configuration to its default."""
 Changes = Callable[[Mapping[str, str], Mapping[str, ConfigKey]], Wanted]
-"""What a request asks for, given what is set now and which configurations there are."""
+"""A function from the values that are set and the known configurations to the requested changes."""
 
 
 class ConfigsApi:
@@ -183,7 +185,7 @@ class ConfigsApi:
     def list_resources(
         self, context: RequestContext, request: ListConfigResourcesRequest
     ) -> Work[ListConfigResourcesResponse]:
-        """What can be described. Client metrics have no configuration here."""
+        """List the resources that can be described. Client metrics have no configuration here."""
         known = (TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP)
         wanted = set(request.resource_types or known) if context.api_version else {CLIENT_METRICS}
         for resource_type in wanted.difference(known):
@@ -204,7 +206,7 @@ class ConfigsApi:
         return ListConfigResourcesResponse(config_resources=found)
 
     async def alter(self, context: RequestContext, request: AlterConfigsRequest) -> AlterConfigsResponse:
-        """Replace: what is not named goes back to its default."""
+        """Replace the configuration: one that is not named returns to its default."""
         return AlterConfigsResponse(responses=await self._alter(context, request, _replaced))
 
     async def alter_incrementally(
@@ -218,7 +220,9 @@ class ConfigsApi:
         request: AlterConfigsRequest | IncrementalAlterConfigsRequest,
         changes: Callable[..., Wanted],
     ) -> list[AlterConfigsResourceResponse]:
-        """`changes` gives what the entries of one resource ask for, before what `Changes` gets."""
+        """Change each resource of the request. `changes` gets the entries of one resource, then the arguments of
+        `Changes`.
+        """
         await self._following.refreshed()
         answers = []
         pace = self._slices.pace()
@@ -245,7 +249,7 @@ class ConfigsApi:
             if len(resource.configs) > CHANGES_MAX:
                 raise KafkaError(
                     ErrorCode.INVALID_REQUEST,
-                    f"{len(resource.configs)} configurations of one resource; {CHANGES_MAX} are accepted",
+                    f"{len(resource.configs)} configurations of one resource; at most {CHANGES_MAX} are accepted",
                 )
             if resource.resource_type == GROUP:
                 name = resource.resource_name
@@ -282,13 +286,13 @@ class ConfigsApi:
         if image.internal and others:
             raise KafkaError(
                 ErrorCode.POLICY_VIOLATION,
-                f"{image.name} is the broker's own, which {others[0]} is not for: {', '.join(OF_REPLICAS)} are",
+                f"{image.name} is an internal topic: {others[0]} cannot be set on it, only {', '.join(OF_REPLICAS)}",
             )
         require_named_topics(context, keys, wanted)
         return wanted
 
     def _with_effective_lists(self, config: Mapping[str, str]) -> Mapping[str, str]:
-        """What APPEND and SUBTRACT begin from: what the broker has, wherever it was set."""
+        """Return the lists that APPEND and SUBTRACT start from: the broker's values, from any source."""
         lists = {
             name: self._config.explicit[name]
             for name, key in self._config.keys.items()
@@ -320,7 +324,7 @@ class ConfigsApi:
 
 
 def _require(context: RequestContext, operation: Operation, resource: Any) -> None:
-    """Configurations of topics and groups belong to them, all others to the cluster. Raises KafkaError."""
+    """Require `operation` on the topic or group, or on the cluster for other resources. Raises KafkaError."""
     if resource.resource_type == TOPIC:
         context.require(operation, ResourceType.TOPIC, resource.resource_name)
     elif resource.resource_type == GROUP:
@@ -332,7 +336,7 @@ def _require(context: RequestContext, operation: Operation, resource: Any) -> No
 def require_named_topics(
     context: RequestContext, keys: Mapping[str, ConfigKey], wanted: Mapping[str, str | None]
 ) -> None:
-    """Raises KafkaError if a configuration would have a topic written to that the caller may not write to."""
+    """Raises KafkaError if a configuration names a topic that the caller may not write to."""
     for name, text in wanted.items():
         key = keys.get(name)
         if text is not None and key is not None and key.names_topic:
@@ -342,11 +346,11 @@ def require_named_topics(
 def describe_topic(
     configs: TopicConfigs, broker: BrokerConfig, image: TopicImage
 ) -> list[DescribeConfigsResourceResult]:
-    """All configurations of a topic: the log's, and those of an extension that the topic sets."""
+    """All configurations of a topic: the log's, and those of an extension that are set on the topic."""
     entries = []
     for name, key in configs.keys(image.config).items():
         if name not in configs.log_keys and name not in image.config:
-            continue  # an extension's defaults mean nothing to a topic that is not its own
+            continue  # defaults of an extension mean nothing to a topic that it does not own
         synonyms: list[tuple[str, str | None, int]] = []
         layers: list[TopicLayer] = []
         if name in image.config:
@@ -421,7 +425,7 @@ def _describe_group(
 
 
 def _describe_broker(config: BrokerConfig, *, for_all: bool) -> list[DescribeConfigsResourceResult]:
-    """`for_all`: as what is set for all brokers; the values are this one's, as Kafka does it."""
+    """`for_all`: show the defaults of all brokers; the values are those of this broker, as in Kafka."""
     entries = []
     for name, key in config.keys.items():
         layers = config.layers(name)
@@ -440,8 +444,8 @@ def _describe_broker(config: BrokerConfig, *, for_all: bool) -> list[DescribeCon
 def _entry(
     key: ConfigKey, synonyms: list[tuple[str, str | None, int]], *, read_only: bool
 ) -> DescribeConfigsResourceResult:
-    """`synonyms` are the places where the value may come from, the one that counts first; those that set none are not
-    told. Of a secret nobody is told more than that it is one.
+    """`synonyms` are the sources of the value, the effective one first; sources without a value are left out. The value
+    of a secret is never shown.
     """
     secret = key.type == ConfigType.PASSWORD
     _, value, source = synonyms[0]
@@ -470,7 +474,7 @@ def _changed_list(current: str, entry: AlterableConfig) -> str:
 
 
 def _size_of(entry: DescribeConfigsResourceResult) -> int:
-    """Bytes that the entry takes in an answer, nearly."""
+    """Approximate bytes of the entry in an answer."""
     texts = (entry.name, entry.value, entry.documentation)
     size = 16 + sum(len(text) for text in texts if text is not None)
     return size + sum(8 + len(each.name) + len(each.value or "") for each in entry.synonyms)

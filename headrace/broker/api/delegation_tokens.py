@@ -1,7 +1,7 @@
 """CreateDelegationToken (38), Renew (39), Expire (40) and Describe (41): see `broker.security.sasl.tokens`.
 
-Only who has shown by something else than a token who it is may ask, as Kafka has it. A token for somebody else asks for
-CREATE_TOKENS on that user; others' tokens are shown with DESCRIBE on the token or DESCRIBE_TOKENS on their owner.
+A client that authenticated with a token may not ask, as in Kafka. A token for another user needs CREATE_TOKENS on that
+user; tokens of others are shown with DESCRIBE on the token or DESCRIBE_TOKENS on their owner.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from headrace.protocol.messages.renew_delegation_token import (
 )
 
 RENEWERS_MAX: Final = 1000
-"""Of one token."""
+"""Maximum number of renewers of one token."""
 _NEVER: Final = -1
 
 
 class DelegationTokensApi:
-    """See the module's contract."""
+    """The handlers of the four APIs; see the module."""
 
     def __init__(self, tokens: DelegationTokens, clock: Clock, entropy: Entropy, executor: Executor) -> None:
         self._tokens = tokens
@@ -97,7 +97,7 @@ class DelegationTokensApi:
         if not self._tokens.are_enabled:
             raise KafkaError(ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED)
         if len(request.renewers) > RENEWERS_MAX:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, f"a token has {RENEWERS_MAX} renewers at most")
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"a token has at most {RENEWERS_MAX} renewers")
         renewers = tuple(
             Principal(renewer.principal_type, renewer.principal_name) for renewer in request.renewers
         )
@@ -158,7 +158,7 @@ class DelegationTokensApi:
     def describe(
         self, context: RequestContext, request: DescribeDelegationTokenRequest
     ) -> Work[DescribeDelegationTokenResponse]:
-        """Those of the owners that are named (None: of all) that the requester may see."""
+        """Return the tokens of the named owners (None: of all) that the requester may see."""
         self._admit(context)
         if not self._tokens.are_enabled:
             raise KafkaError(ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED)
@@ -199,7 +199,7 @@ class DelegationTokensApi:
 
     @staticmethod
     def _admit(context: RequestContext) -> None:
-        """Raises KafkaError for who is nobody in particular, or has only a token itself."""
+        """Raises KafkaError if the client is anonymous or authenticated with a token."""
         session = context.session
         if session.by_token or not session.mechanism or session.principal == ANONYMOUS:
             raise KafkaError(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED)

@@ -1,4 +1,4 @@
-"""From a frame to the parts of its answer: header, version, body, handler, errors.
+"""Turn a frame into the parts of its answer: header, version, body, handler, errors.
 
 This is the one place where exceptions become error codes:
 
@@ -9,14 +9,14 @@ This is the one place where exceptions become error codes:
 | CloseConnection | the connection is closed (a failed produce with acks=0) |
 | anything else | UNKNOWN_SERVER_ERROR, and a traceback in the log; the broker lives |
 
-Whoever is not authenticated yet is answered by APIs that are public, and nothing else of it is looked at. What an API
-asks of the cluster as a whole (`broker.security.requirement`) is checked here, before its handler.
+Before a client is authenticated, only public APIs answer it and no other request is decoded. Rights on the cluster that
+an API requires (`broker.security.requirement`) are checked here, before its handler.
 
-Requests that a connection sends again and again are answered by `repeats`, where the handler has a part in it.
+Requests that a connection repeats are answered by `repeats`, if the handler supports it.
 
-Nobody else waits for a long one. Frames above AT_ONCE_BYTES_MAX are decoded in slices (`broker.runtime.slices`), their
-answers and those that were waited for are encoded so; a handler that loops over what a client has named is a generator,
-which is run in slices. What is over within the first slice, nearly everything, is answered in the same call.
+A long request does not hold up others. Frames above AT_ONCE_BYTES_MAX are decoded in slices (`broker.runtime.slices`).
+Their answers, and answers that were awaited, are encoded in slices. A handler that loops over a client's list is a
+generator, which is run in slices. Nearly every request ends within its first slice and is answered in the same call.
 
 A request with an unknown key or version closes the connection, as Kafka does, except ApiVersions: it is
 answered in version 0 with UNSUPPORTED_VERSION, so that the client can choose again (KIP-511).
@@ -57,18 +57,18 @@ logger = logging.getLogger("headrace.api")
 _API_VERSIONS_KEY = 18
 _KEY: Final = Struct(">h")
 MEMORY_PER_BYTE, MEMORY_BASE = 24, 1 << 20
-"""What decoding a request may allocate: 24 times its frame and 1 MiB. Positions without metadata, 14 bytes each in an
-OffsetCommit, take 16 times as much; a frame of nothing but empty elements, which could take a hundred times its size,
-is refused.
+"""Memory that decoding a request may allocate: 24 times its frame plus 1 MiB. Positions without metadata, 14 bytes each
+in an OffsetCommit, take 16 times as much; a frame of only empty elements, which could take a hundred times its size, is
+refused.
 """
 MEMORY_MAX = 256 << 20
-"""The same for the largest frames; what they hold of records is not decoded and costs nothing."""
+"""The same limit for the largest frames; records are not decoded and cost nothing."""
 AT_ONCE_BYTES_MAX = 2048
-"""A frame that is decoded in one go: some 200 elements, a fifth of a millisecond."""
+"""Maximum size in bytes of a frame that is decoded in one go: some 200 elements, a fifth of a millisecond."""
 
 
 class _Route(msgspec.Struct, frozen=True):
-    """All that is known beforehand about one version of one API."""
+    """Everything known beforehand about one version of one API."""
 
     declaration: ApiDeclaration
     request: type[ApiMessage]
@@ -79,7 +79,7 @@ class _Route(msgspec.Struct, frozen=True):
 
 
 class Dispatcher:
-    """An Answerer (`broker.net.reply`) for the APIs that were declared."""
+    """An Answerer (`broker.net.reply`) for the declared APIs."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Dispatcher:
         return self._declarations.values()
 
     def __call__(self, peer: Peer, frame: bytes | memoryview, is_charged: bool = False) -> Answer:
-        """`is_charged`: what the request uses is counted by who calls."""
+        """Answer a frame. `is_charged`: the caller counts the request's use of quotas."""
         if self._quotas is not None and self._quotas.is_set and not is_charged:
             return self._throttling.answer(self._charged, peer, frame)
         session = peer.session
@@ -184,7 +184,7 @@ class Dispatcher:
         return _pending(route, later)
 
     def _handle(self, route: _Route, context: RequestContext, request: ApiMessage) -> Any:
-        """The response, or an awaitable of it."""
+        """Return the response, or an awaitable of it."""
         operation = route.declaration.authorize.of_cluster
         if operation is not None:
             context.require(operation, ResourceType.CLUSTER, CLUSTER_NAME)
@@ -194,7 +194,7 @@ class Dispatcher:
         return response
 
     def _unauthenticated(self, peer: Peer, frame: bytes | memoryview) -> Session:
-        """For the APIs that are public. Raises CloseConnection for all others, whatever else the frame holds."""
+        """Return the session for a public API. Raises CloseConnection for all others, whatever else the frame holds."""
         if len(frame) < _KEY.size:
             raise CloseConnection("a request cannot be decoded: it ends before its API key")
         (key,) = _KEY.unpack_from(frame)
@@ -279,21 +279,21 @@ class Dispatcher:
             error = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the broker failed; its log says how")
         response = yield from failed_response(route.declaration, request, context.api_version, error)
         if response is None:
-            raise CloseConnection(f"{name} failed and its response has no place for the error: {error}")
+            raise CloseConnection(f"{name} failed and its response has no field for the error: {error}")
         try:
             return (yield from _encoding(route, context, response)) or []
         except EncodeError as second:
-            logger.error("the failure of %s cannot be told: %s", name, second)
+            logger.error("cannot send the failure of %s to its client: %s", name, second)
             raise CloseConnection(f"{name} failed: {error}") from None
 
     def _unknown(self, api_key: int, version: int, correlation_id: int) -> list[Part]:
         declaration = self._declarations.get(api_key)
         if declaration is None:
-            raise CloseConnection(f"API key {api_key} (version {version}) is not known here")
+            raise CloseConnection(f"API key {api_key} (version {version}) is unknown")
         if api_key != _API_VERSIONS_KEY:
             raise CloseConnection(
                 f"{declaration.request.__name__} version {version} is not supported; "
-                f"{declaration.min_version} to {declaration.max_version} are"
+                f"supported versions are {declaration.min_version} to {declaration.max_version}"
             )
         response = ApiVersionsResponse(
             error_code=ErrorCode.UNSUPPORTED_VERSION,
@@ -311,7 +311,7 @@ class Dispatcher:
 def failed_response(
     declaration: ApiDeclaration, request: ApiMessage, version: int, error: KafkaError
 ) -> Work[ApiMessage | None]:
-    """The response that carries `error`, or None if the API has no place for one."""
+    """Return the response that carries `error`, or None if the API has no field for one."""
     if declaration.on_error is not None:
         answer = declaration.on_error(request, version, error)
         return (yield from answer) if isinstance(answer, Generator) else answer
@@ -329,7 +329,7 @@ def _is_response(route: _Route, response: Any) -> bool:
 
 
 def _drop(awaited: Any) -> None:
-    """End what nobody awaits any more: work that is not done, and what it gave, a coroutine that nobody has begun."""
+    """End abandoned work: `awaited` itself, and a coroutine that it returned and that was not begun."""
     if isinstance(awaited, asyncio.Future):
         if not awaited.done():
             awaited.cancel()

@@ -1,24 +1,22 @@
 """Fetch (1): read batches, waiting for them if asked to.
 
-Sizes follow KIP-74: partitions in the order of the request; the first that has anything gives at least one whole
-batch however large, the others only what is left of `max_bytes`. Batches of plain partitions leave as file regions.
+Sizes follow KIP-74: partitions in the order of the request; the first with records gives at least one whole batch, of
+any size; the others share the rest of `max_bytes`. Batches of plain partitions leave as file regions.
 
-A fetch that finds less than `min_bytes` waits. It is woken by the partitions themselves (append, deletion,
-failure, log start) and looks again only at those that moved. It is answered when there is enough, when there
-is an error, after `max_wait_ms`, or when the broker stops.
+A fetch that finds less than `min_bytes` waits. Partitions wake it (append, deletion, failure, log start), and it reads
+only those again. It is answered when it has enough bytes, on an error, after `max_wait_ms`, or when the broker stops.
 
-What is remembered between the fetches of a consumer is in `fetch_sessions` (KIP-227); here it is joined with
-partitions. In a session, a partition at whose end the consumer stands and of which everything was told costs
-a comparison, not an answer.
+`fetch_sessions` remembers state between the fetches of a consumer (KIP-227); this module joins it with partitions. In a
+session, a partition without news for its consumer costs one comparison.
 
-A fetch of many partitions rests between them. Another one of its session may come then: the earlier one is superseded,
-and looks at its partitions no more.
+A fetch of many partitions lets others run between them. The next fetch of its session may come meanwhile: the earlier
+one is then superseded and stops.
 
-Records that are in remote storage only are read there, in threads, for as long as the fetch may wait and at least
-`remote.fetch.max.wait.ms`; those of other partitions are in the same answer.
+Records that are only in remote storage are read there, in threads, for as long as the fetch may wait and at least
+`remote.fetch.max.wait.ms`. Records of other partitions are in the same answer.
 
-A read_committed fetch stops at the last stable offset, and is told which aborted transactions its batches
-belong to; it is the client that leaves their records out (KIP-98).
+A read_committed fetch stops at the last stable offset, and lists the aborted transactions of its batches; the client
+leaves out their records (KIP-98).
 """
 
 from __future__ import annotations
@@ -82,8 +80,9 @@ _READ_COMMITTED = 1
 _COMPARING = -2
 """The replica id of kafka-replica-verification, which reads from all replicas."""
 _WATCHED_ONE_BY_ONE_MAX = 16
-"""A fetch of more partitions is told of each change of any partition: looking up whether it is one of its own costs
-less than registering with hundreds, again at every poll."""
+"""A fetch of more partitions is told of each change of any partition: one look-up per change costs less than
+registering with hundreds of partitions at every poll.
+"""
 _MOVED = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 
 
@@ -99,7 +98,7 @@ class FetchApi:
         slices: Slices,
         followers: FollowerFetches | None = None,
     ) -> None:
-        """`followers`: where there are other brokers."""
+        """`followers` is None without other brokers."""
         self._followers = followers
         self._metadata = metadata
         self._replicas = replicas
@@ -112,7 +111,7 @@ class FetchApi:
             config["max.incremental.fetch.session.cache.slots"], entropy.random
         )
         self._waiting: dict[_Fetch, None] = {}  # in the order in which they came
-        # The one that waits, by session id: it is gone with its request, which may end before it has begun to wait.
+        # The waiting fetch by session id. It goes with its request, which may end before it begins to wait.
         self._in_session: WeakValueDictionary[int, _Fetch] = WeakValueDictionary()
         self._stopping = False
 
@@ -134,7 +133,7 @@ class FetchApi:
         return wait_ms
 
     def stop(self) -> None:
-        """Answer everyone who waits with what there is, and let nobody wait any more."""
+        """Answer every waiting fetch with what it has, and let no fetch wait any more."""
         self._stopping = True
         if self._followers is not None:
             self._followers.stop()
@@ -226,14 +225,14 @@ class FetchApi:
             fetch.stop_watching()
 
     def _resolve(self, entry: _Wanted, fetch: _Fetch) -> None:
-        """Find the entry's partition in the present image of the topics, if it may be read."""
+        """Find the entry's partition in the present image of the topics, if the client may read it."""
         topic = entry.topic
         if fetch.by_id:
             image = self._metadata.topic_by_id(topic.topic_id)
             if image is not None:
                 entry.name = image.name
             elif entry.name and self._metadata.topic(entry.name) is not None and fetch.may_read(entry.name):
-                # A session goes on, and the topic was made again: its log is another one's.
+                # The topic was created again during the session: its log is a different one.
                 entry.missing_code = ErrorCode.INCONSISTENT_TOPIC_ID
             else:
                 entry.missing_code = ErrorCode.UNKNOWN_TOPIC_ID
@@ -253,7 +252,7 @@ class FetchApi:
         entry.image = self._metadata.version
 
     def _followed(self, partition: Partition) -> Partition:
-        """What this broker has of a partition that another one leads, if consumers may read it as it is."""
+        """Return this broker's replica of a partition that another broker leads, if consumers may read it as it is."""
         topic, metadata = partition.topic, self._metadata
         follower = self._replicas.follower(topic.name, partition.index)
         if follower is None or metadata.topic_configs.is_extended(topic):
@@ -261,7 +260,7 @@ class FetchApi:
         return follower.readable
 
     def _send_to_nearest(self, fetch: _Fetch) -> Work[None]:
-        """Consumers that say their rack are told of replicas there, where that is configured (KIP-392)."""
+        """Point consumers that give their rack to replicas in it, where that is configured (KIP-392)."""
         brokers = self._metadata.image.brokers
         for entry in fetch.wanted:
             yield
@@ -275,7 +274,7 @@ class FetchApi:
                 entry.preferred = nearest_replica(partition, fetch.rack, entry.request.fetch_offset, brokers)
 
     def _check_again(self, fetch: _Fetch) -> Work[None]:
-        """Rights have changed since the partitions were looked up: what may not be read any more is not told."""
+        """Check rights again after they changed since the partitions were looked up; leave out the rest."""
         fetch.check()
         for entry in fetch.wanted:
             yield
@@ -325,13 +324,13 @@ class FetchApi:
             if answer.error_code in _MOVED and version >= _FIRST_VERSION_WITH_LEADERS:
                 self._tell_leader(entry, answer, response, fetch.listener)
         for entry in told:
-            entry.answer = None  # a session remembers what was told, not the records
+            entry.answer = None  # a session remembers the answer's state, not its records
         return response
 
     def _tell_leader(
         self, entry: _Wanted, answer: PartitionData, response: FetchResponse, listener: str
     ) -> None:
-        """KIP-951: who leads now, so that the client need not ask Metadata."""
+        """Name the present leader (KIP-951), so that the client need not ask Metadata."""
         leader = current_leader(self._metadata, entry.name, entry.request.partition)
         if leader is None:
             return
@@ -342,14 +341,14 @@ class FetchApi:
 
 
 def _superseded(session: FetchSession[Any]) -> FetchResponse:
-    """The next request of this session came while this one was under way, and owns its partitions now."""
+    """Answer a fetch whose session has a later one under way, which owns the partitions now."""
     return FetchResponse(
         error_code=ErrorCode.INVALID_FETCH_SESSION_EPOCH, session_id=session.session_id, responses=[]
     )
 
 
 class _Wanted(SessionPartition):
-    """One partition of a fetch and its part of the answer. Lives on in a session."""
+    """One partition of a fetch and its part of the answer. Kept in a session."""
 
     __slots__ = (
         "answer",
@@ -370,7 +369,7 @@ class _Wanted(SessionPartition):
         self.image = -1  # the version of the topic image in which it was looked up
         self.answer: PartitionData | None = None
         self.preferred = NOBODY
-        """The replica that the consumer is to ask instead."""
+        """The replica that the consumer should read instead."""
         self.size = 0
         self.record_count = 0
 
@@ -385,7 +384,7 @@ class _Wanted(SessionPartition):
 
     @property
     def is_quiet(self) -> bool:
-        """The consumer stands at the end and has heard everything: there is nothing to read or to tell."""
+        """Return whether the consumer is at the end and has no news to receive."""
         partition, request = self.partition, self.request
         return (
             partition is not None
@@ -399,7 +398,7 @@ class _Wanted(SessionPartition):
 
 
 class _Fetch:
-    """A fetch under way: what is wanted, what was found so far, and whom to watch."""
+    """A fetch under way: what is wanted, what was found so far, and which partitions to watch."""
 
     __slots__ = (
         "__weakref__",
@@ -452,7 +451,7 @@ class _Fetch:
         self._failed: set[_Wanted] = set()
         self.has_hooks = False
         self.in_remote_storage: list[_Wanted] = []
-        """What was found to be there only, and is not read yet."""
+        """Entries whose records are only in remote storage and are not read yet."""
         self.by_id = context.api_version >= FIRST_VERSION_WITH_IDS
         self.is_follower = is_follower(request)
         self.rack = request.rack_id
@@ -464,11 +463,11 @@ class _Fetch:
 
     @property
     def is_checked(self) -> bool:
-        """What was said of the rights to the partitions still holds."""
+        """Return whether the rights to the partitions are still those that were checked."""
         return self._context.authorizer.is_open or self._rights == self._now()
 
     def check(self) -> None:
-        """From now on partitions are asked for as of now."""
+        """Note the present rights as those by which partitions are checked."""
         self._rights = self._now()
         if self.session is not None:
             self.session.rights = self._rights
@@ -478,19 +477,19 @@ class _Fetch:
         return context.authorizer.version, context.principal, context.client_host, self.is_follower
 
     def may_read(self, topic: str) -> bool:
-        """A follower reads everything, if it is one of the cluster's own."""
+        """Return whether the topic may be read. A follower that belongs to the cluster may read all."""
         if self.is_follower:
             return self._context.may(Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME)
         return self._context.may(Operation.READ, ResourceType.TOPIC, topic)
 
     def code_of_denied(self, topic: str) -> ErrorCode:
-        """Who may not know of a topic hears of its id what it would hear of any other."""
+        """Return the error of a denied topic. Without DESCRIBE, its id is answered as an unknown one."""
         if self.by_id and not self._context.may(Operation.DESCRIBE, ResourceType.TOPIC, topic, audited=False):
             return ErrorCode.UNKNOWN_TOPIC_ID
         return ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
     def forget(self, entry: _Wanted) -> None:
-        """What was read of an entry, whose partition is not there any more."""
+        """Drop what was read of an entry whose partition is gone."""
         self._begin(entry)
 
     # -- reading -------------------------------------------------------------------------------------------
@@ -526,7 +525,7 @@ class _Fetch:
         return [self.wanted[index] for index in indexes]
 
     def _begin(self, entry: _Wanted) -> bool:
-        """Make the entry's answer, with everything but records. False if there is no need to look for any."""
+        """Make the entry's answer, without records. False if records need not be looked for."""
         request, partition = entry.request, entry.partition
         self._bytes -= entry.size
         entry.size = 0
@@ -554,7 +553,7 @@ class _Fetch:
             if request.last_fetched_epoch >= 0 and not is_behind:  # its leader may have more
                 epoch, end_offset = log.epoch_end_offset(request.last_fetched_epoch)
                 if epoch < request.last_fetched_epoch or end_offset < request.fetch_offset:
-                    # KIP-320: what the consumer has read is not what is here; it has to go back.
+                    # KIP-320: the consumer has read records that are not in this log, and must go back.
                     answer.diverging_epoch = EpochEndOffset(epoch=epoch, end_offset=end_offset)
                     self._failed.add(entry)
                     return False
@@ -568,12 +567,12 @@ class _Fetch:
         return entry not in self._failed
 
     def _end_of(self, answer: PartitionData) -> int:
-        """What the reader may be shown ends there."""
+        """Return the end offset of what the reader may see."""
         committed = self.request.isolation_level == _READ_COMMITTED
         return answer.last_stable_offset if committed else answer.high_watermark
 
     def _limits(self, entry: _Wanted) -> tuple[int, bool]:
-        """How many bytes the entry may have, and whether it must have a batch."""
+        """Return the maximum bytes of the entry, and whether it must have a batch."""
         return min(entry.request.partition_max_bytes, self._max_bytes - self._bytes), self._bytes == 0
 
     def _read_log(self, entry: _Wanted) -> None:
@@ -609,8 +608,8 @@ class _Fetch:
             self._bytes += found.size
 
     async def read_remote(self, deadline: float) -> None:
-        """Read what is in remote storage only, all at once. What has not come by the deadline is left out of this
-        answer; the next one finds it on its way or there.
+        """Read the records that are only in remote storage, all at the same time. Those that miss the deadline are left
+        out; the next fetch finds them under way or read.
         """
         wanted, self.in_remote_storage = self.in_remote_storage, []
         room = self._max_bytes - self._bytes
@@ -685,7 +684,7 @@ class _Fetch:
 
     @property
     def is_complete(self) -> bool:
-        """Enough was found, or something that the client must be told now."""
+        """Return whether enough was found, or something that the client must be told now."""
         return (
             self.superseded or self._bytes >= self.request.min_bytes or not self.wanted or bool(self._failed)
         )
@@ -710,7 +709,7 @@ class _Fetch:
             yield
             at = entry.partition
             if at is not None and (at.high_watermark != entry.seen_high_watermark or not at.is_open):
-                # It moved after it was read and before anybody was watching.
+                # It changed after it was read and before it was watched.
                 self._moved.add(at)
 
     def stop_watching(self) -> None:
@@ -732,12 +731,12 @@ class _Fetch:
         self._wakeup.wake()
 
     def supersede(self) -> None:
-        """Look at nothing any more: another fetch of the session has begun."""
+        """Stop: another fetch of the session has begun."""
         self.superseded = True
         self.stop()
 
     async def changed(self, deadline: float) -> bool:
-        """Wait until a partition moved or `stop`; False if the time is up first."""
+        """Wait until a partition changes or `stop` is called; False if the deadline comes first."""
         if not self._moved:
             await self._wakeup.wait(deadline)
             return bool(self._moved) and not self.superseded
@@ -745,7 +744,7 @@ class _Fetch:
 
 
 class _Parts:
-    """Records in several parts, where a message wants one; the connection sends them one after the other."""
+    """Records in several parts, in the place of a message's bytes; the connection sends them one after the other."""
 
     __slots__ = ("parts", "size")
 
@@ -760,7 +759,7 @@ class _Parts:
 
 
 def is_follower(request: FetchRequest) -> bool:
-    """Whether a broker says that it asks for its replicas."""
+    """Return whether a broker asks, for its replicas."""
     return _replica_id(request) >= 0
 
 
@@ -770,13 +769,13 @@ def _replica_id(request: FetchRequest) -> int:
 
 
 def check_leader_epoch(partition: Partition, client_epoch: int) -> None:
-    """KIP-320: a client that knows an older or a newer leader must ask Metadata first; -1 knows none. So must every
-    client of a leader that has lost its place.
+    """Raises KafkaError if a client knows an older or newer leader epoch (KIP-320; -1: none), or if this leader has
+    lost its leadership. The client must then ask Metadata.
     """
     if partition.is_fenced:
         raise KafkaError(
             ErrorCode.NOT_LEADER_OR_FOLLOWER,
-            f"{partition.topic.name}-{partition.index} may be led by another broker by now",
+            f"another broker may lead {partition.topic.name}-{partition.index} by now",
         )
     if client_epoch < 0 or client_epoch == partition.leader_epoch:
         return

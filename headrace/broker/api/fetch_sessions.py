@@ -1,8 +1,8 @@
-"""Incremental fetch sessions (KIP-227): what the broker remembers of a consumer between its fetches.
+"""Incremental fetch sessions (KIP-227): the broker's memory of a consumer between its fetches.
 
-A session is a list of partitions with what was last asked about them and what was last told. The first fetch
-(session epoch 0) names everything and is answered with a session id; later ones name only what changed, and
-are answered only with what changed: records, an error, another high watermark or log start.
+A session is a list of partitions with the last request and the last answer of each. The first fetch (session epoch 0)
+names all partitions and gets a session id; later ones name only changes, and get only changes: records, an error,
+another high watermark or log start.
 
     epoch    id    what happens
     0        any   the session of that id ends; the answer to this fetch begins another, if there is room
@@ -11,19 +11,16 @@ are answered only with what changed: records, an error, another high watermark o
     n > 0    other FETCH_SESSION_ID_NOT_FOUND
 
 Invariants
-- The epoch moves on when a fetch is taken, so that a repeated request is refused and not answered twice. It
-  goes from 2^31-1 back to 1.
-- A session speaks of topics by name or by id, for all its life; the other way is FETCH_SESSION_TOPIC_ID_ERROR.
-- A partition that gave records goes to the end of the list, so that with many full partitions each has its
-  turn.
-- Together they hold at most PARTITIONS_MAX partitions, whatever clients name: a session that would grow beyond
-  ends, and its client begins again without one.
-- There are at most `slots` sessions. When they are taken, one that was not used for `eviction_seconds` makes
-  room; otherwise one that has lived so long and is smaller than the new one; otherwise there is no new
-  session, and its client sends full requests as before.
+- The epoch advances when a fetch is accepted, so a repeated request is refused. It goes from 2^31-1 back to 1.
+- A session names topics always by name or always by id; the other way is FETCH_SESSION_TOPIC_ID_ERROR.
+- A partition that gave records goes to the end of the list, so that full partitions take turns.
+- All sessions together hold at most PARTITIONS_MAX partitions: a session that would exceed it ends, and its client
+  begins again without one.
+- There are at most `slots` sessions. When all are taken, a session unused for `eviction_seconds` is evicted, or else a
+  smaller one that is older than that. Otherwise no session begins, and the client goes on with full requests.
 
-Pure: times are handed in (monotonic seconds), ids are drawn by a function that is handed in. Nothing of this
-survives a restart; clients then begin again.
+Pure: times (monotonic seconds) and the source of random ids are arguments. Sessions do not survive a restart; clients
+then begin again.
 """
 
 from __future__ import annotations
@@ -50,16 +47,16 @@ INITIAL_EPOCH, FINAL_EPOCH = 0, -1
 FIRST_VERSION_WITH_IDS = 13
 EVICTION_SECONDS = 120.0  # Kafka's, not configurable there either
 PARTITIONS_MAX = 500_000
-"""Of all sessions together, some 200 MB; Kafka has no such bound."""
+"""Maximum number of partitions of all sessions together, some 200 MB; Kafka has no such limit."""
 _EPOCH_MAX = 2**31 - 1
 
 Key = tuple[str | UUID, int]
 Rights = tuple[int, Principal, str, bool]
-"""Version of the authorizer, who asks from which host, and whether as a follower."""
+"""Version of the authorizer, principal, host, and whether a follower asks."""
 
 
 class SessionPartition:
-    """A partition of a fetch. `request` is what was last asked; `told_*` is what its client last heard."""
+    """A partition of a fetch. `request` is its last request; `told_*` is its last answer."""
 
     __slots__ = ("request", "told_high_watermark", "told_log_start", "topic")
 
@@ -70,7 +67,7 @@ class SessionPartition:
         self.told_log_start = -1
 
     def must_tell(self, answer: PartitionData, size: int) -> bool:
-        """Whether an incremental answer has to show `answer` (with `size` bytes of records); notes it."""
+        """Return whether an incremental answer must contain `answer` (with `size` bytes of records); if so, note it."""
         changed = (
             size > 0
             or answer.high_watermark != self.told_high_watermark
@@ -83,7 +80,7 @@ class SessionPartition:
         return changed
 
     def note(self, answer: PartitionData) -> None:
-        """The client is told `answer`. After an error the next answer is news whatever it is."""
+        """Note that the client receives `answer`. After an error, any next answer counts as changed."""
         self.told_high_watermark = -1 if answer.error_code else answer.high_watermark
         self.told_log_start = answer.log_start_offset
 
@@ -115,8 +112,8 @@ class FetchSession(Generic[Entry]):
         self.partitions: dict[Key, Entry] = {}
         self.topics: dict[str | UUID, FetchTopic] = {}
         self.rank: tuple[int, int] | None = None  # its place among those that may be evicted
-        self.rights: Rights | None = None  # those by which its partitions were looked up
-        self.counted = 0  # of its partitions, in those of all sessions
+        self.rights: Rights | None = None  # the rights by which its partitions were looked up
+        self.counted = 0  # the number of its partitions that is in the total of all sessions
 
     def fill(self, entries: Iterable[Entry]) -> Work[None]:
         for entry in entries:
@@ -156,7 +153,7 @@ class FetchSession(Generic[Entry]):
             self.topics = {name: topic for name, topic in self.topics.items() if name in used}
 
     def changes(self, answers: Iterable[tuple[Entry, PartitionData, int]]) -> Work[list[Entry]]:
-        """Of what was found (entry, answer, bytes of records) that which the client must be told."""
+        """Return the entries that the client must be told, from (entry, answer, bytes of records)."""
         told = []
         for entry, answer, size in answers:
             yield
@@ -171,7 +168,7 @@ class FetchSession(Generic[Entry]):
 
 
 class FetchSessions(Generic[Entry]):
-    """All sessions of a broker. `random` gives a number in [0, 1), for ids that cannot be guessed."""
+    """All sessions of a broker. `random` returns a number in [0, 1), for ids that cannot be guessed."""
 
     def __init__(
         self, slots: int, random: Callable[[], float], *, eviction_seconds: float = EVICTION_SECONDS
@@ -194,12 +191,12 @@ class FetchSessions(Generic[Entry]):
             self._unrank(session)
 
     def begin(self, entries: list[Entry], *, by_id: bool, now: float) -> Work[int]:
-        """Remember a full fetch; gives the id of its session, or NO_SESSION when there is no room."""
+        """Remember a full fetch. Return the id of its session, or NO_SESSION when there is no room."""
         if not entries or self.partition_count + len(entries) > PARTITIONS_MAX:
             return NO_SESSION
         session: FetchSession[Entry] = FetchSession(NO_SESSION, by_id, now)
         yield from session.fill(entries)
-        if self.partition_count + len(session.partitions) > PARTITIONS_MAX:  # others have begun meanwhile
+        if self.partition_count + len(session.partitions) > PARTITIONS_MAX:  # others began meanwhile
             return NO_SESSION
         if len(self._sessions) >= self._slots and not self._make_room(len(entries), now):
             return NO_SESSION
@@ -219,13 +216,13 @@ class FetchSessions(Generic[Entry]):
     ) -> Work[FetchSession[Entry] | None]:
         """Take the next fetch of a session; None if it leaves no partition, which ends the session.
 
-        Raises KafkaError: FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH,
-        FETCH_SESSION_TOPIC_ID_ERROR. The session is as before then.
+        Raises KafkaError: FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH, FETCH_SESSION_TOPIC_ID_ERROR. The
+        session is unchanged then.
         """
         session = self._sessions.get(request.session_id)
         if session is None:
             raise KafkaError(
-                ErrorCode.FETCH_SESSION_ID_NOT_FOUND, f"there is no fetch session {request.session_id}"
+                ErrorCode.FETCH_SESSION_ID_NOT_FOUND, f"fetch session {request.session_id} does not exist"
             )
         if session.epoch != request.session_epoch:
             raise KafkaError(
@@ -251,7 +248,7 @@ class FetchSessions(Generic[Entry]):
             raise KafkaError(
                 ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
                 f"fetch session {session.session_id} ended: all sessions together hold "
-                f"{PARTITIONS_MAX} partitions at most",
+                f"at most {PARTITIONS_MAX} partitions",
             )
         if not session.partitions:
             self.end(session.session_id)

@@ -1,9 +1,9 @@
-"""DescribeLogDirs (35): the data directory, what is free on its volume, and how large each partition is; and
-AlterReplicaLogDirs (34).
+"""DescribeLogDirs (35), the data directory, its free space and the size of each partition, and AlterReplicaLogDirs
+(34).
 
-There is one directory, so a replica that is to be there is there already, and to any other it cannot be moved. The
-size of a partition is that of its log files, without indexes, as in Kafka; of a log that nobody has used since the
-start it is read from the file system, in a thread, so that asking opens nothing.
+There is one directory: a replica is always in it and cannot be moved to another. The size of a partition is that of its
+log files, without indexes, as in Kafka. For a log that is not open, a thread reads it from the file system, so that the
+request opens no log.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class LogDirsApi:
     def alter(
         self, context: RequestContext, request: AlterReplicaLogDirsRequest
     ) -> Work[AlterReplicaLogDirsResponse]:
-        """LOG_DIR_NOT_FOUND for another directory, whatever the partition is (as in Kafka)."""
+        """Answer LOG_DIR_NOT_FOUND for another directory, whatever the partition is, as in Kafka."""
         may_alter = context.may(Operation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME)
         results: dict[str, AlterReplicaLogDirTopicResult] = {}
         for wanted in request.dirs:
@@ -102,7 +102,7 @@ class LogDirsApi:
     async def describe(
         self, context: RequestContext, request: DescribeLogDirsRequest
     ) -> DescribeLogDirsResponse:
-        """Topics and partitions that are not here are left out, as in Kafka."""
+        """Describe the directory. Topics and partitions that are not here are left out, as in Kafka."""
         slices = self._slices
         wanted = await slices.run(self._existing(request))
         unopened = [
@@ -119,7 +119,7 @@ class LogDirsApi:
         return DescribeLogDirsResponse(results=[result])
 
     def _existing(self, request: DescribeLogDirsRequest) -> Work[dict[str, dict[Partition, None]]]:
-        """What is asked for, each once."""
+        """Return the partitions that the request names, each once."""
         wanted: dict[str, dict[Partition, None]] = {}
         if request.topics is None:
             for image in self._metadata.topics():
@@ -138,7 +138,7 @@ class LogDirsApi:
         return wanted
 
     def _is_here(self, partition: Partition) -> bool:
-        """It is led here, or followed."""
+        """Return whether this broker leads or follows the partition."""
         return (
             not partition.closed or self._replicas.follower(partition.topic.name, partition.index) is not None
         )
@@ -167,10 +167,10 @@ def _sizes(
 
 
 def sizes_on_disk(disk: Disk, directory: Path, partitions: Iterable[Partition]) -> dict[Partition, int]:
-    """The bytes of log files of partitions below a data directory, from the file system. Blocking."""
+    """Return the bytes of log files of partitions below a data directory, from the file system. Blocking."""
     return {each: _log_bytes(disk, directory / f"{each.topic.name}-{each.index}") for each in partitions}
 
 
 def _log_bytes(disk: Disk, directory: Path) -> int:
-    """0 where nothing was written to yet, or was deleted meanwhile."""
+    """Return the bytes of a partition's log files, 0 where nothing was written yet, or was deleted meanwhile."""
     return sum(disk.size(directory / name) or 0 for name in disk.names(directory) if name.endswith(".log"))

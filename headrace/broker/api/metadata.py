@@ -1,9 +1,9 @@
-"""Metadata (3), DescribeCluster (60), DescribeTopicPartitions (75): who leads what.
+"""Metadata (3), DescribeCluster (60), DescribeTopicPartitions (75): leaders and replicas.
 
-Everything is told by this broker's image, for the listener that the client came in on: brokers that have no such
-listener are left out, and so are leaders that are not alive (LEADER_NOT_AVAILABLE). Clients of large clusters ask the
-same again and again, so answers are encoded once per version of the image: those for all topics, one for all who see
-the same ones, and the last few for some topics that were large.
+Answers come from this broker's image, for the client's listener: brokers without that listener are left out, and so are
+leaders that are not alive (LEADER_NOT_AVAILABLE). Clients of large clusters repeat their requests, so answers are
+encoded once per version of the image: the answers for all topics, one for each set of topics that clients see, and the
+last few large answers for some topics.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ from headrace.protocol.schema import NIL_UUID
 DESCRIBED_PARTITIONS_MAX = 2000  # Kafka's max.request.partition.size.limit
 
 
-KEPT_PARTITIONS_MIN = 50  # below, encoding costs less than comparing what was asked
+KEPT_PARTITIONS_MIN = 50  # below, encoding costs less than comparing the requests
 KEPT_ANSWERS_MAX, KEPT_BYTES_MAX = 32, 1 << 20
-KEPT_TOPICS_MAX = 1000  # above, comparing what was asked takes long itself
-ALL_TOPICS_BYTES_MAX = 1 << 31  # a frame cannot have more; every client asks for all topics sooner or later
+KEPT_TOPICS_MAX = 1000  # above, comparing the request takes long itself
+ALL_TOPICS_BYTES_MAX = 1 << 31  # a frame cannot have more; every client asks for all topics at some time
 ALL_KEPT_BYTES_MAX = 64 << 20  # of answers for all topics, when more than one is kept
-SEEN_KEPT_MAX = 10_000  # principals of which is known what they see: 3 MB
-_PARTITION_BYTES = 30  # of an answer, nearly
+SEEN_KEPT_MAX = 10_000  # maximum number of principals whose visible topics are remembered: 3 MB
+_PARTITION_BYTES = 30  # approximate bytes in an answer
 
 
 class _Encoded:
-    """A response that is encoded already; stands where a message would."""
+    """A response that is encoded already, in the place of a message."""
 
     __slots__ = ("_body",)
 
@@ -78,21 +78,21 @@ class _Encoded:
 
 
 class _Bodies:
-    """Encoded answers for all topics, the latest used ones, of one version of the topic image.
+    """Encoded answers for all topics of one version of the topic image, most recently used last.
 
-    A body is found by what was asked and what is seen. What somebody sees is found by who it is, so that neither the
-    rights to each topic are looked at again nor the same is encoded for each.
+    A body is found by the request and the visible topics. The visible topics are found by principal, so that neither
+    the rights to each topic are checked again nor the same answer is encoded for each principal.
     """
 
     def __init__(self) -> None:
         self.seen: dict[Hashable, bytes] = {}
-        """By who asks: a digest of what it sees."""
+        """A digest of the visible topics, by principal."""
         self._of_image = -1
         self._bodies: OrderedDict[Hashable, list[Any]] = OrderedDict()
         self._size = 0
 
     def renew(self, image_version: int) -> None:
-        """Forget what is of another image."""
+        """Forget the answers of another image."""
         if self._of_image != image_version:
             self._of_image = image_version
             self.seen.clear()
@@ -106,7 +106,7 @@ class _Bodies:
         return body
 
     def put(self, image_version: int, whose: Hashable, seen: bytes, key: Hashable, body: list[Any]) -> None:
-        """Of the image that there was when it was begun."""
+        """Keep an answer, made from the image of `image_version`."""
         if image_version != self._of_image:
             return
         if len(self.seen) >= SEEN_KEPT_MAX:
@@ -136,9 +136,9 @@ class MetadataApi:
         self._auto_create: bool = config["auto.create.topics.enable"]
         self._topics: dict[str, tuple[TopicEntry, frozenset[int], MetadataResponseTopic]] = {}
         self._reached: dict[str, tuple[Mapping[int, BrokerImage], Mapping[int, int], frozenset[int]]] = {}
-        """By listener."""
+        """Reachable brokers by listener."""
         self._all = _Bodies()
-        self._some: dict[tuple[Any, ...], bytes] = {}  # by what was asked, of the image version `_some_of`
+        self._some: dict[tuple[Any, ...], bytes] = {}  # by request, for the image version `_some_of`
         self._some_of = -1
 
     def declarations(self) -> list[ApiDeclaration]:
@@ -173,7 +173,7 @@ class MetadataApi:
     def metadata(
         self, context: RequestContext, request: MetadataRequest
     ) -> Work[Encodable | Awaitable[Any] | None]:
-        """A topic that is named again and again is answered once, as in Kafka."""
+        """Answer Metadata. A topic that is named several times is answered once, as in Kafka."""
         if request.topics is None or (context.api_version == 0 and not request.topics):
             return (yield from self._all_topics(context, request))
         topics: dict[tuple[str | None, UUID], MetadataRequestTopic] = {}
@@ -254,7 +254,7 @@ class MetadataApi:
             failed: dict[str, ErrorCode] = {}
             for new, outcome in zip(missing, made, strict=True):
                 yield
-                # Somebody else may have been faster.
+                # Another client may have been faster.
                 if isinstance(outcome, KafkaError) and outcome.code != ErrorCode.TOPIC_ALREADY_EXISTS:
                     failed[new.name] = _told_of(outcome.code)
             return (yield from self._some_topics(context, request, wanted, failed))
@@ -275,9 +275,7 @@ class MetadataApi:
             name: str | None = topic.name
             if topic.topic_id.int or name is None:  # the id decides: Java sends an empty name beside it
                 if context.api_version < 12:
-                    raise KafkaError(
-                        ErrorCode.INVALID_REQUEST, "topics can be asked for by id from version 12 on"
-                    )
+                    raise KafkaError(ErrorCode.INVALID_REQUEST, "topic ids are supported from version 12 on")
                 image = self._metadata.topic_by_id(topic.topic_id)
                 if image is not None and not self._is_seen(context, image.name):
                     image = None
@@ -301,7 +299,7 @@ class MetadataApi:
     def _all_topics(
         self, context: RequestContext, request: MetadataRequest
     ) -> Work[MetadataResponse | _Encoded]:
-        """Those that may be seen. What is answered to those who see the same is kept."""
+        """Answer with all topics that the client may see. The answer is kept for clients that see the same ones."""
         version, image_version, kept = context.api_version, self._metadata.version, self._all
         kept.renew(image_version)
         with_operations = (
@@ -345,7 +343,7 @@ class MetadataApi:
         return response
 
     def _reachable(self, listener: str) -> frozenset[int]:
-        """Brokers that are alive and have the listener."""
+        """Return the brokers that are alive and have the listener."""
         brokers, ended = self._metadata.image.brokers, self._metadata.ended
         known = self._reached.get(listener)
         if known is None or known[0] is not brokers or known[1] is not ended:
@@ -385,7 +383,7 @@ class MetadataApi:
             described.topic_authorized_operations = context.operations(ResourceType.TOPIC, image.name)
         else:
             if len(self._topics) > 2 * self._metadata.topic_count + 100:
-                self._topics.clear()  # deleted topics must not stay for ever
+                self._topics.clear()  # deleted topics must not stay forever
             self._topics[image.name] = (entry, alive, described)
         return described
 
@@ -399,7 +397,7 @@ class MetadataApi:
                 ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
                 if request.endpoint_type != 2
                 else ErrorCode.MISMATCHED_ENDPOINT_TYPE,
-                f"endpoint type {request.endpoint_type} is not served here; 1 (brokers) is",
+                f"endpoint type {request.endpoint_type} is not supported; only 1 (brokers) is",
             )
         brokers = endpoints(self._metadata, self._identity, context.listener)
         response = DescribeClusterResponse(
@@ -414,7 +412,7 @@ class MetadataApi:
         return response
 
     async def _gone(self, context: RequestContext) -> list[DescribeClusterBroker]:
-        """Those that are not alive, where they were found; nowhere, if nobody knows."""
+        """Return the brokers that are not alive, with their last endpoint; without one if it is unknown."""
         return [
             DescribeClusterBroker(
                 broker_id=broker.broker_id,
@@ -431,7 +429,7 @@ class MetadataApi:
     def describe_topic_partitions(
         self, context: RequestContext, request: DescribeTopicPartitionsRequest
     ) -> Work[DescribeTopicPartitionsResponse]:
-        """Topics in order of their names; a page ends within a topic if it must (KIP-966)."""
+        """Describe topics in order of their names; a page may end within a topic (KIP-966)."""
         if request.topics:
             names = yield from sort_in_slices({topic.name for topic in request.topics})
         else:
@@ -497,7 +495,7 @@ class MetadataApi:
 
 
 def _whose(context: RequestContext) -> tuple[Any, ...]:
-    """What tells answers apart that are kept: nothing where everybody may do everything."""
+    """Return a key of the principal's view of topics: empty where everything is allowed."""
     if context.authorizer.is_open:
         return ()
     return context.authorizer.version, context.principal, context.client_host
@@ -516,8 +514,8 @@ def _cluster_operations(context: RequestContext) -> int:
 
 
 def _told_of(code: ErrorCode) -> ErrorCode:
-    """Why a topic was not made, to somebody who has not asked for any number of replicas and waits for the topic: its
-    messages are kept until there are brokers enough, which may be the next moment.
+    """Return the code of a failed auto-creation. The client chose no number of replicas and waits for the topic: it
+    keeps its messages until there are enough brokers, which may be soon.
     """
     return ErrorCode.LEADER_NOT_AVAILABLE if code is ErrorCode.INVALID_REPLICATION_FACTOR else code
 

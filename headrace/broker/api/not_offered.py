@@ -1,7 +1,7 @@
-"""Requests of Kafka's tools for what this server has not: known and refused, so never advertised.
+"""Requests of Kafka's tools for features that this server does not have: known, refused and never advertised.
 
-Clients that go by ApiVersions say so themselves. Those that send all the same (by a configured version of Kafka, as
-Sarama does) get UNSUPPORTED_VERSION with the reason; a closed connection would look like a broker that is lost.
+Clients that use ApiVersions report it themselves. Clients that send anyway (by a configured version of Kafka, as Sarama
+does) get UNSUPPORTED_VERSION with the reason; a closed connection would look like a lost broker.
 
 | key | asks for |
 |---|---|
@@ -18,7 +18,7 @@ from headrace.protocol.messages.describe_quorum import DescribeQuorumRequest, De
 from headrace.protocol.schema import ApiMessage
 
 REASONS: dict[type[ApiMessage], str] = {
-    DescribeQuorumRequest: "there is no Raft quorum here: metadata are kept in ZooKeeper, or by this broker alone",
+    DescribeQuorumRequest: "there is no Raft quorum: metadata are kept in ZooKeeper, or by this broker alone",
 }
 
 

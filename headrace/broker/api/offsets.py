@@ -1,8 +1,8 @@
-"""ListOffsets (2), OffsetForLeaderEpoch (23), DeleteRecords (21): where partitions begin and end.
+"""ListOffsets (2), OffsetForLeaderEpoch (23), DeleteRecords (21): the start and end of partitions.
 
-ListOffsets for "earliest" and "latest" only reads two attributes: Spark asks twice per poll. For a time it may have to
-open a batch, large ones in a thread, or to look in remote storage. All three rest between
-partitions, of which a client may name any number.
+ListOffsets for "earliest" and "latest" only reads two attributes: Spark asks twice per poll. For a timestamp it may
+have to open a batch, large ones in a thread, or search remote storage. All three let others run between partitions, of
+which a client may name any number.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class OffsetsApi:
     async def _wait(
         self, response: ListOffsetsResponse, waiting: list[Callable[[], Awaitable[None]]]
     ) -> ListOffsetsResponse:
-        """One after the other: each may take what a batch may decompress to."""
+        """Run the look-ups one after the other: each may take as much memory as a batch decompresses to."""
         for look_up in waiting:
             await look_up()
         return response
@@ -134,7 +134,7 @@ class OffsetsApi:
         answer: ListOffsetsPartitionResponse,
         opened: Opened,
     ) -> None:
-        """Open batches in a thread until the search does not need another one."""
+        """Open batches in a thread until the search is done."""
         loop = asyncio.get_running_loop()
         try:
             while True:
@@ -201,7 +201,9 @@ class OffsetsApi:
     def _delete(self, topic: str, index: int, offset: int) -> int:
         partition = self._find(topic, index)
         if partition is None:
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {topic}-{index}")
+            raise KafkaError(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"partition {topic}-{index} does not exist"
+            )
         if partition.topic.internal:
             raise KafkaError(ErrorCode.POLICY_VIOLATION, f"records of {topic} cannot be deleted by clients")
         if partition.hooks is not None and partition.hooks.retention_floor() is not None:
@@ -235,7 +237,7 @@ def _look_up(
             ErrorCode.OFFSET_NOT_AVAILABLE
             if version >= _FIRST_VERSION_WITH_UNKNOWN_END
             else ErrorCode.LEADER_NOT_AVAILABLE,
-            "the new leader does not know yet up to where the one before had published",
+            "the new leader does not know the high watermark of the previous leader yet; try again",
         )
     if timestamp == LATEST:
         answer.offset = partition.last_stable_offset if committed else partition.high_watermark
@@ -245,11 +247,11 @@ def _look_up(
     elif timestamp == EARLIEST_LOCAL:
         answer.offset = log.local_start_offset
     elif timestamp == LATEST_TIERED:
-        if log.tiered_to > log.log_start_offset:  # else nothing is: -1, -1
+        if log.tiered_to > log.log_start_offset:  # otherwise there are no such records: -1, -1
             answer.offset = log.tiered_to - 1
             answer.leader_epoch = log.epoch_at(log.tiered_to - 1)
     elif timestamp == EARLIEST_PENDING:
-        if log.config.remote_storage_enable:  # else nothing waits for it: -1, -1
+        if log.config.remote_storage_enable:  # otherwise nothing waits for remote storage: -1, -1
             answer.offset = max(log.log_start_offset, log.tiered_to)
             answer.leader_epoch = log.epoch_at(answer.offset)
     else:
@@ -266,7 +268,7 @@ def _look_up(
 
 
 def _may_be_remote(partition: Partition, wanted: ListOffsetsPartition) -> bool:
-    """Whether an offset by time may be one that is in remote storage only."""
+    """Return whether an offset by timestamp may be only in remote storage."""
     log = partition.log
     by_time = wanted.timestamp >= 0 or wanted.timestamp == MAX_TIMESTAMP
     return by_time and log.local_start_offset > log.log_start_offset
@@ -279,7 +281,7 @@ async def _look_up_everywhere(
     committed: bool,
     answer: ListOffsetsPartitionResponse,
 ) -> None:
-    """`_look_up` by time, in remote storage first, then in what is local."""
+    """Look up by timestamp, in remote storage first, then in the local log."""
     try:
         log, remote = partition.log, partition.remote
         assert remote is not None

@@ -1,13 +1,14 @@
 """Produce (0): append batches.
 
-Record data is never copied here: a batch goes from the frame to the log as a view. Plain partitions are appended to at
-once, on the event loop; the answer is made in the same call. Partitions with hooks are awaited, all of a request
-together; so are batches whose records take long to check (`Effort` is what a request may cost), the announcement of a
-partition to a transaction whose journal takes its time or is another broker's, and, unless acks is 0, the fsync that
-`durability=power` asks for.
+Record data is never copied here: a batch goes from the frame to the log as a view. Plain partitions are appended to on
+the event loop; the answer is made in the same call. These are awaited, all of a request together:
+- partitions with hooks;
+- batches whose records take long to check (`Effort` limits the cost of a request);
+- announcing a partition to a transaction whose journal is slow or on another broker;
+- the fsync of `durability=power`, unless acks is 0.
 
-Version 0 is advertised and never accepted: old clients take the advertised minimum as a sign of what the
-broker can do (KAFKA-18659), and send 3 or newer.
+Version 0 is advertised and never accepted: old clients infer the broker's features from the advertised minimum
+(KAFKA-18659), and send 3 or newer.
 """
 
 from __future__ import annotations
@@ -75,12 +76,12 @@ _REFUSALS = frozenset(
         ErrorCode.POLICY_VIOLATION,
     )
 )
-"""Of which a producer with a library that shows codes alone never hears the reason."""
+"""Error codes that are logged, as producers whose library shows only codes do not see the reason."""
 _REASON_LENGTH_MAX = 500
 _ANSWERS_TOGETHER = 8
-"""Answers of one request that are looked at between two rests."""
+"""Number of answers of one request that are handled without letting others run."""
 _AWAITED_TOGETHER = 100
-"""Partitions of one request that are worked at side by side: many times what clients send."""
+"""Maximum number of partitions of one request that are handled concurrently: many times what clients send."""
 
 _Unsafe = tuple[Partition, AppendInfo, PartitionProduceResponse]
 
@@ -103,7 +104,7 @@ class ProduceApi:
         self._slices = slices
         self._kernel_asked_for = False
         self._large_turn = asyncio.Lock()
-        """Of batches that decompress to much: they go one at a time anyway, and must not wait in threads."""
+        """Taken by batches with a large decompressed size: they go one at a time, and must not wait in threads."""
 
     def declarations(self) -> list[ApiDeclaration]:
         return [
@@ -124,9 +125,7 @@ class ProduceApi:
     ) -> Work[ProduceResponse | Awaitable[Any] | None]:
         acks = request.acks
         if acks not in (-1, 1, 0):
-            raise KafkaError(
-                ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {acks}; 0, 1 and -1 (all) are possible"
-            )
+            raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {acks}; it must be 0, 1 or -1 (all)")
         if request.transactional_id is not None:
             context.require(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id)
         waiting: list[Coroutine[Any, Any, None]] = []
@@ -152,7 +151,7 @@ class ProduceApi:
             answers = []
             for data in topic.partition_data:
                 count += 1
-                # The first append to a log opens its files; the bytes of a batch are its sender's choice.
+                # The first append to a log opens its files; the client chooses the size of a batch.
                 if count > 2:
                     yield
                 answer = PartitionProduceResponse(index=data.index, base_offset=-1)
@@ -198,7 +197,7 @@ class ProduceApi:
         return (yield from self._answer(response, acks, context.listener))
 
     def repeat(self, context: RequestContext, request: ProduceRequest) -> Repeat | None:
-        """For producers that send one batch a request, to a plain topic."""
+        """Return a `Repeat` for producers that send one batch per request to a plain topic."""
         if len(request.topic_data) != 1 or len(request.topic_data[0].partition_data) != 1:
             return None
         topic, version, acks = request.topic_data[0], context.api_version, request.acks
@@ -206,7 +205,7 @@ class ProduceApi:
         image = metadata.topic_by_id(topic.topic_id) if version >= _FIRST_VERSION_WITH_IDS else None
         name = topic.name if image is None else image.name
         if not context.may(Operation.WRITE, ResourceType.TOPIC, name, audited=False):
-            return None  # before the topic is looked for: who is denied does not wait longer if it is there
+            return None  # before the topic is looked up: the time must not show a denied client if it exists
         partition = self._find(name, index)
         if partition is None or partition.hooks is not None or partition.topic.internal:
             return None
@@ -254,7 +253,9 @@ class ProduceApi:
         request: ProduceRequest,
         listener: str,
     ) -> Work[ProduceResponse | None]:
-        """`unsafe` is in the logs already, so their fsyncs are under way together and are waited for in turn."""
+        """Await the appends and the fsyncs. `unsafe` is in the logs already: its fsyncs run together and are awaited in
+        turn.
+        """
         pace = self._slices.pace()
         deadline = asyncio.get_running_loop().time() + request.timeout_ms / 1000
         waves = [
@@ -291,8 +292,7 @@ class ProduceApi:
                 if not partition.error_code:
                     continue
                 if acks == 0:
-                    # Without acknowledgements a closed connection is the only way to say that something was
-                    # lost.
+                    # Without acknowledgements, closing the connection is the only way to report a loss.
                     raise CloseConnection(
                         f"a produce with acks=0 to {topic.name}-{partition.index} failed: "
                         f"{partition.error_message}"
@@ -304,7 +304,7 @@ class ProduceApi:
     def _tell_leader(
         self, topic: str, answer: PartitionProduceResponse, response: ProduceResponse, listener: str
     ) -> None:
-        """KIP-951; versions before 10 leave it out."""
+        """Name the present leader (KIP-951); versions before 10 leave it out."""
         leader = current_leader(self._metadata, topic, answer.index)
         if leader is None:
             return
@@ -319,7 +319,7 @@ class ProduceApi:
         slow: list[tuple[Partition, memoryview, PartitionProduceResponse]],
         request: ProduceRequest,
     ) -> None:
-        """One request has one thread, so that it leaves threads and cores to the others."""
+        """Prepare the slow batches of a request in one thread, so that other requests have threads and cores."""
         for partition, records, answer in slow:
             await self._prepare_and_append(context, partition, records, request, answer)
 
@@ -332,12 +332,14 @@ class ProduceApi:
         answer: PartitionProduceResponse,
         guard: Guard | None = None,
     ) -> None:
-        """The batch is looked into and perhaps recompressed in a thread. A connection's next request waits."""
+        """Check the batch, and perhaps recompress it, in a thread, then append it. The next request of the connection
+        waits.
+        """
         try:
             loop = asyncio.get_running_loop()
             if not self._kernel_asked_for:
                 self._kernel_asked_for = True
-                loop.run_in_executor(self._executor, check.load)  # nobody waits for it
+                loop.run_in_executor(self._executor, check.load)  # its result is not awaited
             prepare = partition.log.prepare
             try:
                 prepared = await loop.run_in_executor(self._executor, partial(prepare, records, large=False))
@@ -363,7 +365,7 @@ class ProduceApi:
         request: ProduceRequest,
         answer: PartitionProduceResponse,
     ) -> None:
-        """The journal of transactions has to know of the partition before anything is written to it."""
+        """Append once the journal of transactions knows the partition."""
         guard = None
         try:
             guard = await admission
@@ -384,15 +386,16 @@ class ProduceApi:
             await _wait_durable(partition, info, request.acks, request.timeout_ms, answer)
 
     def _admit(self, topic: str, data: PartitionProduceData, version: int, acks: int) -> Partition:
-        """The partition that shall get the batch; raises KafkaError for what can be seen from outside."""
+        """Return the partition for the batch. Raises KafkaError for what can be checked without reading records."""
         partition = self._find(topic, data.index)
         if partition is None:
             raise KafkaError(
-                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {data.index} of topic {topic!r}"
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                f"partition {data.index} of topic {topic!r} does not exist",
             )
         if partition.topic.internal:
             raise KafkaError(
-                ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic} is the broker's own; clients cannot write"
+                ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic} is an internal topic; clients cannot write to it"
             )
         partition.check_served()
         self._check_records(partition, data.records, version)
@@ -407,23 +410,23 @@ class ProduceApi:
         if needed > partition.in_sync_count:
             raise KafkaError(
                 ErrorCode.NOT_ENOUGH_REPLICAS,
-                f"topic {partition.topic.name} wants min.insync.replicas={needed}; "
-                f"{partition.in_sync_count} is in sync",
+                f"topic {partition.topic.name} needs min.insync.replicas={needed}; "
+                f"{partition.in_sync_count} in sync",
             )
 
     @staticmethod
     def _check_records(partition: Partition, records: memoryview | None, version: int) -> None:
-        """What can be seen of a batch without looking into its header."""
+        """Check a batch without reading its header. Raises KafkaError."""
         if records is None or len(records) < HEADER_SIZE:
             size = 0 if records is None else len(records)
             raise KafkaError(
                 ErrorCode.INVALID_RECORD,
-                f"{size} bytes of records; one batch of at least {HEADER_SIZE} is needed",
+                f"{size} bytes of records; a batch has at least {HEADER_SIZE} bytes",
             )
         if records[MAGIC_POSITION] != MAGIC_V2:
             raise KafkaError(
                 ErrorCode.INVALID_RECORD,
-                f"record batches of format {records[MAGIC_POSITION]} are not accepted; {MAGIC_V2} is",
+                f"record batches of format {records[MAGIC_POSITION]} are not accepted; only format {MAGIC_V2} is",
             )
         attributes = records[FLAGS_POSITION]
         if version < 7 and attributes & COMPRESSION_MASK == _ZSTD:
@@ -436,7 +439,7 @@ class ProduceApi:
             if length != len(records):
                 raise KafkaError(
                     ErrorCode.INVALID_RECORD,
-                    f"the batch says {length} bytes and {len(records)} were sent; one batch is accepted",
+                    f"the batch has {length} bytes but {len(records)} were sent; send exactly one batch",
                 )
 
 
@@ -454,7 +457,7 @@ async def _hand_over(
 async def _wait_durable(
     partition: Partition, info: AppendInfo, acks: int, timeout_ms: int, answer: PartitionProduceResponse
 ) -> None:
-    """A batch that is in the log is not acknowledged before it is where `acks` wants it."""
+    """Wait until a batch in the log is as durable as `acks` requires."""
     try:
         if not await partition.wait_acknowledged(info.last_offset + 1, acks, timeout_ms):
             raise KafkaError(
@@ -467,7 +470,7 @@ async def _wait_durable(
 
 
 def _denied(context: RequestContext, topic: TopicProduceData, name: str) -> Work[TopicProduceResponse]:
-    """Who may not know of a topic hears of its id what it would hear of any other."""
+    """Answer denied topics. Without DESCRIBE, a topic id is answered as an unknown one."""
     by_id = context.api_version >= _FIRST_VERSION_WITH_IDS
     if by_id and not context.may(Operation.DESCRIBE, ResourceType.TOPIC, name, audited=False):
         return (yield from _unknown_id(topic))
@@ -475,7 +478,7 @@ def _denied(context: RequestContext, topic: TopicProduceData, name: str) -> Work
 
 
 def _unknown_id(topic: TopicProduceData) -> Work[TopicProduceResponse]:
-    error = KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, f"there is no topic with id {topic.topic_id}")
+    error = KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, f"topic id {topic.topic_id} is unknown")
     return (yield from _failed_topic(topic, error))
 
 
@@ -524,7 +527,7 @@ def _refuse(answer: PartitionProduceResponse, error: Exception, topic: str) -> N
 
 
 def _failed(request: ProduceRequest, version: int, error: KafkaError) -> Work[ProduceResponse]:
-    """The same error for every partition of the request."""
+    """Answer every partition of the request with the same error."""
     if request.acks == 0:
         raise CloseConnection(f"a produce with acks=0 failed: {error}")
     response = ProduceResponse(responses=[])

@@ -1,5 +1,5 @@
-"""InitProducerId (22): an id that no other producer ever had, for idempotence, or the id and epoch of a
-transactional id, whose earlier owners are fenced by it (rules P1, T1).
+"""InitProducerId (22): a new producer id, for idempotence, or the id and next epoch of a transactional id, which fences
+its earlier owners (rules P1, T1).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """DescribeClientQuotas (48) and AlterClientQuotas (49): limits of users, clients and addresses (KIP-546).
 
-What is asked and what is set is checked as Kafka checks it, so that a tool hears what is wrong with it.
+Requests are validated as in Kafka, so that a tool gets the same errors.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class QuotasApi:
         if len(request.entries) > _CHANGED_TOGETHER_MAX:
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST,
-                f"{len(request.entries)} entities in one request; at most {_CHANGED_TOGETHER_MAX} can be",
+                f"{len(request.entries)} entities in one request; at most {_CHANGED_TOGETHER_MAX} are accepted",
             )
         named = Counter(_named(entry) for entry in request.entries if len(entry.entity) <= _PARTS_MAX)
         results = []
@@ -96,7 +96,7 @@ class QuotasApi:
                 if len(entry.entity) > _PARTS_MAX:
                     raise KafkaError(
                         ErrorCode.INVALID_REQUEST,
-                        f"an entity of {len(entry.entity)} parts; one is made of a user, a client-id and an ip at most",
+                        f"an entity of {len(entry.entity)} parts; it has at most a user, a client-id and an ip",
                     )
                 if named[_named(entry)] > 1:
                     raise KafkaError(ErrorCode.INVALID_REQUEST, "the entity is in the request twice")
@@ -123,14 +123,14 @@ def _by_name(item: tuple[Entity, object]) -> list[tuple[str, str]]:
 
 
 def _checked(components: list[ComponentData]) -> dict[str, ComponentData]:
-    """The filters by type. Raises KafkaError."""
+    """Return the filters by type. Raises KafkaError."""
     found: dict[str, ComponentData] = {}
     for component in components:
         kind = component.entity_type
         if kind not in ENTITY_TYPES:
             raise KafkaError(
                 ErrorCode.UNSUPPORTED_VERSION if kind else ErrorCode.INVALID_REQUEST,
-                f"entity type {kind!r} has no quotas; {', '.join(ENTITY_TYPES)} have",
+                f"entity type {kind!r} has no quotas; it must be one of {', '.join(ENTITY_TYPES)}",
             )
         if kind in found:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"entity type {kind!r} is in the filter twice")
@@ -138,11 +138,12 @@ def _checked(components: list[ComponentData]) -> dict[str, ComponentData]:
         if component.match_type not in (_EXACT, _DEFAULT, _ANY):
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST,
-                f"match type {component.match_type} is unknown; 0 (exact), 1 (default), 2 (any) exist",
+                f"match type {component.match_type} is unknown; it must be 0 (exact), 1 (default) or 2 (any)",
             )
         if (component.match is not None) != (component.match_type == _EXACT):
             raise KafkaError(
-                ErrorCode.INVALID_REQUEST, f"a name for {kind!r} goes with an exact match, and only with it"
+                ErrorCode.INVALID_REQUEST,
+                f"a name for {kind!r} is required for an exact match and not allowed otherwise",
             )
     if IP in found and len(found) > 1:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "the entity type 'ip' cannot be combined with others")
@@ -150,7 +151,7 @@ def _checked(components: list[ComponentData]) -> dict[str, ComponentData]:
 
 
 def _fits(entity: Entity, filters: dict[str, ComponentData], *, strict: bool) -> bool:
-    """`strict`: an entity that is about more than the filters name does not fit."""
+    """Return whether an entity matches. `strict`: an entity with more parts than the filters name does not match."""
     for kind, name in ((USER, entity.user), (CLIENT_ID, entity.client_id), (IP, entity.ip)):
         wanted = filters.get(kind)
         if wanted is None:

@@ -1,11 +1,10 @@
-"""What one connection asks again and again with other records, answered without decoding and encoding it.
+"""Answer requests that a connection repeats with other records, without decoding and encoding them.
 
-The first request of a form goes the whole way and leaves a template (`protocol.template`) and a `Repeat` of its
-handler. Those that follow with the same bytes are given to the repeat as they are; whatever it does not answer
-goes the whole way again. So the handler alone says what a request means, and alone reports what is wrong.
+The first request of a form is dispatched normally and leaves a template (`protocol.template`) and a `Repeat` of its
+handler. Later ones with the same bytes go to the repeat; a request that it does not answer is dispatched normally. So
+only the handler interprets requests and reports errors.
 
-A few dozen forms are remembered for a connection that has such requests, nothing for others; and nothing of what
-somebody else has asked on it, before it was authenticated again.
+At most a few dozen forms are remembered per connection. They are forgotten when it authenticates again.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ class Repeats:
     def __init__(self, session: Session) -> None:
         self.session = session
         self._forms: dict[bytes, Form] = {}
-        self._sizes: tuple[int, ...] = ()  # where prefixes end, as a rule one value
+        self._sizes: tuple[int, ...] = ()  # ends of prefixes, usually one value
 
     def answer(self, frame: bytes) -> list[Part] | None:
-        """The answer, or None if the frame has to go the whole way. Raises CloseConnection."""
+        """Return the answer, or None if the frame must be dispatched normally. Raises CloseConnection."""
         for end in self._sizes:
             form = self._forms.get(frame[CORRELATION_END:end])
             if form is None:
@@ -56,7 +55,7 @@ class Repeats:
             try:
                 numbers = repeat.handle(records)
             except KafkaError:
-                return None  # nothing was changed; the handler will say what is wrong
+                return None  # nothing was changed; the handler reports the error
             except Exception as error:
                 logger.error("a repeated request failed", exc_info=error)
                 raise CloseConnection("the broker failed; its log says how", fault=Fault.SERVER) from None
@@ -68,7 +67,7 @@ class Repeats:
     def learn(
         self, frame: bytes, body_position: int, request: ApiMessage, version: int, repeat: Repeat
     ) -> None:
-        """Answer requests of this form by `repeat` from now on, if it is a form at all."""
+        """Answer requests of this form by `repeat` from now on, if the request has a form."""
         template = RecordsTemplate.of(frame, body_position, request, version)
         response = NumbersTemplate.of(repeat.response, version, repeat.placeholders)
         if template is None or response is None:

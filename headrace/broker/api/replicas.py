@@ -1,7 +1,7 @@
-"""ElectLeaders (43), AlterPartitionReassignments (45), ListPartitionReassignments (46): who holds and leads what.
+"""ElectLeaders (43), AlterPartitionReassignments (45), ListPartitionReassignments (46): replicas and their leaders.
 
-Both are decided by any broker that is asked (`broker.metadata.controller`). A move is answered when it has begun; what
-is so already succeeds.
+Every broker can decide them (`broker.metadata.controller`). A move is answered when it has begun; a move without a
+change succeeds.
 """
 
 from __future__ import annotations
@@ -88,11 +88,11 @@ class ReplicasApi:
         if request.election_type not in (_PREFERRED, _UNCLEAN):
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST,
-                f"election type {request.election_type} is unknown; 0 (preferred) and 1 (unclean) exist",
+                f"election type {request.election_type} is unknown; it must be 0 (preferred) or 1 (unclean)",
             )
         await self._following.refreshed()
         if request.topic_partitions is None:
-            # For all partitions only those are told that did not have their leader already (as in Kafka).
+            # An election for all partitions lists only those that changed their leader (as in Kafka).
             wanted: Iterable[tuple[str, Iterable[int]]] = (
                 (image.name, range(image.partition_count)) for image in self._metadata.topics()
             )
@@ -119,7 +119,7 @@ class ReplicasApi:
         return response
 
     async def _elect(self, elected: list[tuple[str, PartitionResult]], election_type: int) -> None:
-        """Have them elected, and say of each what has come of it."""
+        """Run the elections and set the result of each."""
         places = [(name, result.partition_id) for name, result in elected]
         failure = None
         try:
@@ -135,7 +135,7 @@ class ReplicasApi:
                 result.error_code, result.error_message = after.error_code, after.error_message
 
     def _look(self, name: str, index: int, election_type: int) -> PartitionResult:
-        """Why there is nothing to elect; no error where there is."""
+        """Return the reason why no election is needed or possible; no error if one is."""
         result = PartitionResult(partition_id=index)
         try:
             partition = self._replicas.partition(name, index)
@@ -173,8 +173,8 @@ class ReplicasApi:
         if preferred is not None and state.leader in alive:
             how = "is not in sync" if preferred in alive else "is not alive"
             return f"broker {preferred}, the preferred leader of {name}-{index}, {how}"
-        return f"{name}-{index} is offline: of the brokers {list(state.replicas)}, which hold it, none " + (
-            "that is in sync is alive" if any(broker in alive for broker in state.replicas) else "is alive"
+        return f"{name}-{index} is offline: none of its brokers {list(state.replicas)} " + (
+            "is both in sync and alive" if any(broker in alive for broker in state.replicas) else "is alive"
         )
 
     # -- reassignments -------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ class ReplicasApi:
     async def list_reassignments(
         self, context: RequestContext, request: ListPartitionReassignmentsRequest
     ) -> ListPartitionReassignmentsResponse:
-        """What is named and is not there, or is not being moved, is left out."""
+        """List reassignments. Partitions that do not exist, or are not being moved, are left out."""
         await self._following.refreshed()
         named: Iterable[tuple[str, Iterable[int]]]
         if request.topics is None:
@@ -244,7 +244,7 @@ class ReplicasApi:
 def _election_failed(
     request: ElectLeadersRequest, version: int, error: KafkaError
 ) -> Work[ElectLeadersResponse]:
-    """Version 0 has no error of the whole: every partition that was named carries it."""
+    """Answer every named partition with the error, as version 0 has no top-level error."""
     if version >= 1:
         return ElectLeadersResponse(error_code=error.code)
     response = ElectLeadersResponse(replica_election_results=[])

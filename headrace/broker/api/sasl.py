@@ -1,11 +1,11 @@
-"""The door of listeners with SASL: authenticates connections, and lets who is authenticated through to the APIs.
+"""SASL for listeners: authenticate connections, and pass requests of authenticated ones to the APIs.
 
-Before that only ApiVersions goes through. A session that has ended hears no answer but to authenticating again: any
-other request closes the connection (KIP-368). Who is refused waits for `connection.failed.authentication.delay.ms`, so
-that guessing is slow, gets the answer that says so, and is hung up on.
+Before that only ApiVersions is answered. After a session has expired, any request except a new authentication closes
+the connection (KIP-368). A failed authentication is answered after `connection.failed.authentication.delay.ms`, which
+slows down guessing, and then the connection is closed.
 
-SaslHandshake (17) and SaslAuthenticate (36) are answered here. Those that come where nobody authenticates, or when it
-is done, go through to handlers that say so.
+SaslHandshake (17) and SaslAuthenticate (36) are answered here. On listeners without authentication, or after it is
+complete, they go to handlers that report it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _AUTHENTICATE: Final = SaslAuthenticateRequest.API_KEY
 _API_VERSIONS: Final = 18
 _KEY: Final = Struct(">h")
 _MEMORY: Final = 16 << 10
-"""What decoding may allocate beside the bytes of the mechanism, which are as many as the frame has."""
+"""Memory that decoding may allocate, in addition to the mechanism's bytes (at most the frame's size)."""
 
 
 class SaslDoor:
-    """An Answerer in front of another; see the module's contract."""
+    """An Answerer in front of another; see the module."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class SaslDoor:
         time_ms: Callable[[], int],
         delay_seconds: Callable[[], float],
     ) -> None:
-        """`mechanisms`: by listener and name, in the order in which they are offered. `time`: of the event loop."""
+        """`mechanisms`: by listener and name, in the order in which they are offered. `time`: the event loop's."""
         self.inner = inner
         self._mechanisms = mechanisms
         self._time = time
@@ -72,7 +72,7 @@ class SaslDoor:
             if not (_key(frame) == _HANDSHAKE and authentication.may_begin(now)):
                 if now >= session.expires:
                     raise CloseConnection(
-                        "its session has ended and it does not authenticate again", fault=Fault.SESSION
+                        "its session has expired and it did not authenticate again", fault=Fault.SESSION
                     )
                 return self.inner(peer, frame)
         try:
@@ -82,8 +82,8 @@ class SaslDoor:
         except CloseConnection:
             raise
         except Exception:
-            logger.exception("an authentication on the listener %s failed in the server", peer.listener)
-            raise CloseConnection("its authentication failed in the server", fault=Fault.SERVER) from None
+            logger.exception("authentication on the listener %s failed with an internal error", peer.listener)
+            raise CloseConnection("authentication failed: internal error", fault=Fault.SERVER) from None
 
     def _raw(self, peer: Peer, authentication: Authentication, message: bytes) -> Answer:
         try:
@@ -115,7 +115,7 @@ class SaslDoor:
         return _encoded(response, version, correlation_id)
 
     def _refused(self, refusal: Refusal, answer: list[Part] | None) -> Pending:
-        reason = str(refusal)  # and not what has the frames of all that was called
+        reason = str(refusal)  # and not the exception, which holds the frames of all its calls
 
         def hang_up(outcome: asyncio.Future[Any]) -> NoReturn:
             raise CloseConnection(reason, answer, Fault.AUTHENTICATION)
@@ -124,7 +124,7 @@ class SaslDoor:
 
 
 class SaslApi:
-    """What is answered where nobody has to authenticate, or has done it."""
+    """The answers where authentication is not needed, or is complete."""
 
     def declarations(self) -> list[ApiDeclaration]:
         return [
@@ -159,14 +159,14 @@ def _key(frame: bytes | memoryview) -> int:
 def _decoded(
     frame: bytes | memoryview,
 ) -> tuple[SaslHandshakeRequest | SaslAuthenticateRequest, int, int]:
-    """The request, its version and its correlation id. Raises CloseConnection."""
+    """Return the request, its version and its correlation id. Raises CloseConnection."""
     try:
         key, version, correlation_id = peek_request(frame)
         request: type[SaslHandshakeRequest | SaslAuthenticateRequest] = (
             SaslHandshakeRequest if key == _HANDSHAKE else SaslAuthenticateRequest
         )
         if not request.MIN_VERSION <= version <= request.MAX_VERSION:
-            raise CloseConnection(f"API key {key} has no version {version} here")
+            raise CloseConnection(f"version {version} of API key {key} is not supported")
         _, position = decode_request_header(frame, request.header_version(version))
         budget = DecodeBudget(len(frame) + _MEMORY)
         return request.decode(frame, version, budget, position, ignore_rest=True), version, correlation_id

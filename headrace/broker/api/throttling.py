@@ -1,11 +1,11 @@
-"""What a request has used of its sender's quotas, and the wait that follows (KIP-124, KIP-219).
+"""Charge requests to their client's quotas, and throttle the connection (KIP-124, KIP-219).
 
-The answer is made and sent as always, with `throttle_time_ms` where its version has a place for it; then nothing more
-is read from the connection until the time is over, whether its client waits by itself or not. The number is written
-into the encoded answer, so that those of repeated requests, which are made from templates, are told as well.
+The answer is sent without delay, with `throttle_time_ms` where its version has the field. Then nothing is read from the
+connection until the time is over, whether or not the client waits by itself. The number is written into the encoded
+answer, so that it also reaches the answers of repeated requests, which are made from templates.
 
-Bytes are those of whole requests and answers of APIs that declare themselves as `charged`. The time of a request is
-that in which it has the event loop's thread to itself, and what it has threads do (`broker.runtime.usage`). Who is not
+Bytes are those of whole requests and answers of APIs that declare themselves as `charged`. The time of a request is the
+time of the event loop's thread and of the worker threads that it uses (`broker.runtime.usage`). A client that is not
 authenticated yet has no quotas.
 """
 
@@ -26,24 +26,24 @@ from headrace.broker.security.quotas.quotas import Quotas
 from headrace.protocol.fields import FORMATS
 
 _START: Final = Struct(">hhih")
-"""Of a request: key, version, correlation id, length of the client id."""
+"""Beginning of a request: key, version, correlation id, length of the client id."""
 _MILLISECONDS: Final = Struct(">i")
 _MILLISECONDS_MAX: Final = 2**31 - 1
 _PERCENT: Final = 100.0
 
 
 class _Form(msgspec.Struct, frozen=True):
-    """Of one version of one API: what it is charged for, and where the answer has its throttle time."""
+    """The charges of one version of one API, and the position of the throttle time in its answer."""
 
     charged: Quota | None
     position: int = -1
-    """From the beginning of the first part; -1: elsewhere, or nowhere."""
+    """Position from the beginning of the first part; -1: elsewhere, or nowhere."""
     from_end: int = 0
-    """From the end of the last part; 0: not there."""
+    """Position from the end of the last part; 0: not there."""
 
 
 class Throttling:
-    """Between connections and the dispatcher while there is a quota."""
+    """A layer between connections and the dispatcher while a quota is set."""
 
     def __init__(
         self, quotas: Quotas, declarations: Iterable[ApiDeclaration], clock: Callable[[], float]
@@ -54,7 +54,7 @@ class Throttling:
         self._forms: dict[tuple[int, int], _Form] = {}
 
     def answer(self, answerer: Answerer, peer: Peer, frame: bytes | memoryview) -> Answer:
-        """The answerer's answer, after which the peer may have to wait: `peer.throttle_seconds`."""
+        """Return the answerer's answer, and set how long the peer has to wait: `peer.throttle_seconds`."""
         session = peer.session
         if session is None or len(frame) < _START.size:
             return answerer(peer, frame)
@@ -68,7 +68,7 @@ class Throttling:
         try:
             answer = answerer(peer, frame)
             if isinstance(answer, Pending):
-                answer.outcome = asyncio.ensure_future(answer.outcome)  # while it is known whose it is
+                answer.outcome = asyncio.ensure_future(answer.outcome)  # while its principal is known
         finally:
             USAGE.reset(before)
         busy = self._clock() - began
@@ -85,7 +85,7 @@ class Throttling:
         return Pending(answer.outcome, finished, answer.may_cancel)
 
     def _form(self, key: int, version: int) -> _Form:
-        """Worked out when it is asked for first: most never are."""
+        """Compute the form at the first request: most are never needed."""
         declaration = self._declarations.get(key)
         if declaration is None or not declaration.min_version <= version <= declaration.max_version:
             return _NOTHING
@@ -161,7 +161,7 @@ def _tell(parts: list[Part], form: _Form, wait: float) -> None:
         place = len(parts) - 1
         last = parts[place]
         if not isinstance(last, bytes) or (form.from_end == 5 and last[-1:] != b"\0"):
-            return  # what is tagged stands behind it
+            return  # tagged fields follow it
         position = len(last) - form.from_end
     else:
         return

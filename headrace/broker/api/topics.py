@@ -1,4 +1,4 @@
-"""CreateTopics (19), DeleteTopics (20), CreatePartitions (37): what admin clients do to topics."""
+"""CreateTopics (19), DeleteTopics (20), CreatePartitions (37): changes to topics by admin clients."""
 
 from __future__ import annotations
 
@@ -147,7 +147,8 @@ class TopicsApi:
                 result.replication_factor = (
                     made_as[image.name] if entry is None else len(entry.state(0).replicas)
                 )
-                config = tuple(sorted(image.config.items()))  # topics made together are mostly alike
+                # topics created together usually have the same configuration
+                config = tuple(sorted(image.config.items()))
                 if config not in described:
                     described[config] = self._configs(image)
                 try:
@@ -177,7 +178,10 @@ class TopicsApi:
     def _wanted(self, topic: CreatableTopic) -> NewTopic:
         check_topic_name(topic.name)
         if topic.name in INTERNAL_TOPICS:
-            raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic.name} is the broker's own")
+            raise KafkaError(
+                ErrorCode.INVALID_TOPIC_EXCEPTION,
+                f"{topic.name} is an internal topic; clients cannot create it",
+            )
         if self._metadata.topic(topic.name) is not None:
             raise already_exists(topic.name)
         partitions = self._partition_count(topic)
@@ -254,8 +258,8 @@ class TopicsApi:
         result: DeletableTopicResult,
         deleted: Container[uuid.UUID],
     ) -> TopicImage:
-        """The topic that is to be deleted, unless it is one of `deleted`. Raises KafkaError: without DESCRIBE the same
-        whether it exists or not.
+        """Return the topic to delete, unless it is in `deleted`. Raises KafkaError: without DESCRIBE, the same error
+        whether the topic exists or not.
         """
         if topic.name is not None:
             if not _may_of_all(context, Operation.DESCRIBE, topic.name):
@@ -287,7 +291,7 @@ class TopicsApi:
             raise KafkaError(ErrorCode.TOPIC_DELETION_DISABLED, "delete.topic.enable is false")
         if image.internal:
             raise KafkaError(
-                ErrorCode.INVALID_REQUEST, f"{image.name} is the broker's own and cannot be deleted"
+                ErrorCode.INVALID_REQUEST, f"{image.name} is an internal topic and cannot be deleted"
             )
         result.name, result.topic_id = image.name, image.topic_id
         context.mutates(image.partition_count, _DELETE_STRICT_SINCE)
@@ -321,7 +325,8 @@ class TopicsApi:
             raise unknown_topic(topic.name)
         if image.internal:
             raise KafkaError(
-                ErrorCode.INVALID_REQUEST, f"{topic.name} is the broker's own; its partitions are fixed"
+                ErrorCode.INVALID_REQUEST,
+                f"{topic.name} is an internal topic; its number of partitions is fixed",
             )
         check_growth(image, topic.count)
         assignment = None
@@ -342,8 +347,8 @@ class TopicsApi:
 
 
 def _may_of_all(context: RequestContext, operation: Operation, name: str) -> bool:
-    """To create and delete topics, one may have the right for all of them: on the cluster. That to delete any one
-    includes to know of it.
+    """Return whether the caller has the right on the cluster, and so for all topics. The right to delete any topic
+    includes DESCRIBE.
     """
     of_cluster = Operation.DELETE if operation is Operation.DESCRIBE else operation
     return context.may(of_cluster, ResourceType.CLUSTER, CLUSTER_NAME, audited=False) or context.may(

@@ -1,8 +1,8 @@
-"""DescribeUserScramCredentials (50) and AlterUserScramCredentials (51): who may log in with SCRAM (KIP-554).
+"""DescribeUserScramCredentials (50) and AlterUserScramCredentials (51): the users of SCRAM (KIP-554).
 
-`kafka-configs --alter --entity-type users --add-config 'SCRAM-SHA-256=[...]'` is such a request. What is wrong with one
-user does not keep the others from being changed; the rules and their errors are those of Kafka's ScramControlManager,
-except that one request may alter both mechanisms of a user, as the documentation of kafka-configs has it.
+`kafka-configs --alter --entity-type users --add-config 'SCRAM-SHA-256=[...]'` is such a request. An error for one user
+does not prevent changes to others. The rules and their errors are those of Kafka's ScramControlManager, except that one
+request may alter both mechanisms of a user, as the documentation of kafka-configs says.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from headrace.protocol.messages.describe_user_scram_credentials import (
 )
 
 ALTERATIONS_MAX: Final = 1000
-"""Of one request: they are one transaction of the store."""
+"""Maximum number of alterations in one request: they are one transaction of the store."""
 _Alteration = ScramCredentialDeletion | ScramCredentialUpsertion
 _TWICE: Final = (
     ErrorCode.DUPLICATE_RESOURCE,
@@ -52,7 +52,7 @@ _MECHANISMS: Final = {int(mechanism) for mechanism in ScramMechanism}
 
 
 class UsersApi:
-    """See the module's contract."""
+    """The handlers of the two APIs; see the module."""
 
     def __init__(self, users: ScramUsers) -> None:
         self._users = users
@@ -77,7 +77,7 @@ class UsersApi:
     def describe(
         self, context: RequestContext, request: DescribeUserScramCredentialsRequest
     ) -> Work[DescribeUserScramCredentialsResponse]:
-        """Mechanisms and iterations of those who are named, or of all."""
+        """Return mechanisms and iterations of the named users, or of all."""
         named = Counter(user.name for user in request.users or ())
         results = []
         for name in named or self._users.names():
@@ -104,7 +104,7 @@ class UsersApi:
         if len(request.deletions) + len(request.upsertions) > ALTERATIONS_MAX:
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST,
-                f"a request alters {ALTERATIONS_MAX} user credentials at most; send several",
+                f"a request alters at most {ALTERATIONS_MAX} user credentials; send several requests",
             )
         wanted: dict[str, dict[ScramMechanism, Change]] = {}
         problems: dict[str, tuple[ErrorCode, str]] = {}

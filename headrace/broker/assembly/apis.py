@@ -1,6 +1,6 @@
-"""What a request meets: the APIs of the broker and of its extensions, the dispatcher before them, metrics around it.
+"""The path of a request: metrics, the dispatcher, and the APIs of the broker and of its extensions.
 
-Starts: nothing that runs by itself; the network has its answerer from here on.
+Starts: nothing that runs by itself; the network gets its answerer.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def assemble_apis(
     audit: AuditLog | None,
     extensions: Sequence[Extension],
 ) -> Apis:
-    """`followers`: where other brokers copy from this one. `audit`: where there is an authorizer."""
+    """Make the APIs. `followers`: set if other brokers copy from this one. `audit`: set if there is an authorizer."""
     fetches = FetchApi(
         context.config,
         context.metadata,
@@ -162,7 +162,7 @@ def answer(
     *,
     measured: bool,
 ) -> None:
-    """Have the network answer by the dispatcher, behind the door of SASL; `measured` times every request."""
+    """Connect the network to the dispatcher, through SASL; `measured` times every request."""
     loop, network, metrics = asyncio.get_running_loop(), listeners.network, context.metrics
     network.answerer = apis.dispatcher
     collector = BrokerCollector(

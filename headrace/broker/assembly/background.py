@@ -1,4 +1,4 @@
-"""The work that goes on beside the requests: retention, cleaning, flushing, the remote log, a watch over other brokers.
+"""Background work: retention, cleaning, flushing, the remote log, a watch over other brokers.
 
 Starts: one background task for each.
 Stops:  nothing here; `BackgroundTasks.cancel` ends all of them.
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 def follow_the_store(context: BrokerContext, storage: Storage, coordinators: Coordinators) -> None:
-    """Keep up with what other brokers write into the store."""
+    """Follow changes that other brokers write into the store."""
     keep = context.background.keep
-    keep(context.following.run, "what happens in the cluster")
-    keep(storage.configs.run, "what others set of the broker configurations")
-    keep(coordinators.groups.configs.run, "what others set of groups")
+    keep(context.following.run, "following the cluster's metadata")
+    keep(storage.configs.run, "following changes of broker configurations")
+    keep(coordinators.groups.configs.run, "following changes of group configurations")
 
 
 def start_background_work(
@@ -40,10 +40,10 @@ def start_background_work(
     coordinators: Coordinators,
     extensions: Sequence[Extension],
 ) -> None:
-    """Start everything that has clients to serve for."""
+    """Start the work that runs while clients are served."""
     context, logs = cluster.context, cluster.logs
     config, metadata, background = context.config, context.metadata, context.background
-    background.keep(listeners.network.reap_idle, "close idle connections")
+    background.keep(listeners.network.reap_idle, "closing of idle connections")
     background.keep(logs.deleted_files.run, "removal of deleted segments")
     retention = Retention(
         config, context.replicas, extensions, logs.deleted_files, context.ages, background, logs.removals
@@ -75,7 +75,7 @@ def _start_remote_log(
 
     context.background.keep(remote.run, "the remote log")
     remote.follow_groups(coordinators.groups, slices)
-    context.background.keep(remote.run_positions, "the positions of consumer groups in remote storage")
+    context.background.keep(remote.run_positions, "copying the positions of consumer groups")
     context.metrics.add(REMOTE_METRICS, partial(collect, remote))
 
 

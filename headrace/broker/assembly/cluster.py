@@ -1,4 +1,4 @@
-"""This broker in its cluster: topics, its partitions, their replication, backups of all that.
+"""This broker in its cluster: topics, its partitions, their replication and their backups.
 
 Starts: nothing that runs by itself before `load`, which registers the broker and opens logs.
 Stops:  backups, all background tasks, the remote log, then every partition (flushed and closed).
@@ -73,7 +73,7 @@ class Cluster:
         self.replication = (
             None if storage.is_alone else Replication(config["node.id"], config, ports.clock, background)
         )
-        """None where the broker is alone."""
+        """None if the broker is alone."""
         if not storage.is_alone:
             storage.directory.note_incarnation(self._incarnation)
         broker_id, store, executor = config["node.id"], storage.store, storage.executor
@@ -124,7 +124,7 @@ class Cluster:
         metrics: Metrics,
         undo: AsyncExitStack,
     ) -> Cluster:
-        """Raises ConfigError if brokers of a cluster could not reach each other."""
+        """Make the parts, not loaded yet. Raises ConfigError if brokers of a cluster could not reach each other."""
         cluster = cls(config, ports, storage, listeners, extensions, background)
         undo.push_async_callback(cluster.following.close)
         cluster.backups = cluster._backups()
@@ -160,8 +160,8 @@ class Cluster:
         return self.logs.remote
 
     async def load(self) -> None:
-        """Register the broker and open its partitions; all of them after a stop that was not clean. Raises ConfigError
-        if another broker is registered under this one's id.
+        """Register the broker and open its partitions; after an unclean stop, open all of them. Raises ConfigError if
+        another broker is registered under this one's id.
         """
         storage = self._storage
         try:
@@ -180,7 +180,7 @@ class Cluster:
         storage.configs.listeners.append(self._defaults_changed)
 
     def replicate(self) -> FollowerFetches | None:
-        """Start to copy partitions and to answer followers; None where the broker is alone."""
+        """Start to copy partitions and to answer followers; None if the broker is alone."""
         if self.replication is None:
             return None
         config, context, clock = self._config, self.context, self._ports.clock.monotonic
@@ -197,7 +197,7 @@ class Cluster:
     # -- the configuration of topics ---------------------------------------------------------------------------
 
     def _check_defaults(self, config: BrokerConfig) -> None:
-        """Raises KafkaError if a topic could not have the defaults of this configuration."""
+        """Raises KafkaError if these defaults are not valid for topics."""
         defaults = config.topic_defaults()
         try:
             LogConfig.parse(defaults)
@@ -212,7 +212,7 @@ class Cluster:
         await self.following.defaults_changed(config.topic_defaults(), config["producer.id.expiration.ms"])
 
     def _note_life(self) -> None:
-        """Write down what the next start can rely on if this process is killed."""
+        """Record what the next start can rely on if this process is killed."""
         flushes_each = LogConfig.parse(self._config.topic_defaults()).flush_messages == 1
         self._storage.directory.note_life(self._incarnation, synced=flushes_each)
 

@@ -25,13 +25,13 @@ class Coordinators(msgspec.Struct, frozen=True):
     transactions: TransactionCoordinator
 
     async def stop(self) -> None:
-        """Stop both; what waits in a group is answered."""
+        """Stop both; requests that wait in a group are answered."""
         await self.groups.stop()
         await self.transactions.stop()
 
 
 async def start_coordinators(context: BrokerContext, undo: AsyncExitStack) -> Coordinators:
-    """Raises ConfigError if restored positions of groups cannot be entered."""
+    """Start both coordinators. Raises ConfigError if restored positions of groups cannot be entered."""
     groups = GroupCoordinator(
         context.config,
         GroupConfigs(context.store, context.config),

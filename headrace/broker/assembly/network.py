@@ -43,9 +43,9 @@ class Listeners:
     def __init__(self, config: BrokerConfig, ports: Ports, network: Network) -> None:
         self.network = network
         self.by_name: dict[str, Listener] = {}
-        """With the host and the port that each is bound to."""
+        """The listeners, with the host and the port that each is bound to."""
         self.certificates: Certificates | None = None
-        """None without a listener that has TLS."""
+        """The certificates; None if no listener has TLS."""
         self._config = config
         self._ports = ports
 
@@ -115,7 +115,7 @@ class Listeners:
             background.keep(self.certificates.run, "new certificates")
 
     def advertised(self, name: str) -> tuple[str, int]:
-        """Host and port that clients of a listener are told."""
+        """Return the host and port that clients of a listener are told."""
         listener = self.by_name.get(name) or self.first
         if listener.advertised is not None:
             host, port = listener.advertised
@@ -125,11 +125,13 @@ class Listeners:
         return listener.host, listener.port
 
     def endpoints(self) -> list[tuple[str, str, int]]:
-        """Name, advertised host and advertised port of each listener."""
+        """Return name, advertised host and advertised port of each listener."""
         return [(name, *self.advertised(name)) for name in self.by_name]
 
     def peers(self, metadata: ClusterMetadata, identity: BrokerIdentity) -> Peers:
-        """Connections to the other brokers of the cluster. Raises ConfigError if their listener is not known."""
+        """Return the connections to the other brokers of the cluster. Raises ConfigError if their listener is not
+        known.
+        """
         listener = self._inter_broker()
 
         def find(broker_id: int) -> Address | None:
@@ -152,7 +154,7 @@ class Listeners:
             self.network.introduction = introduction
 
     def _inter_broker(self) -> Listener:
-        """The listener that brokers use among themselves; the only one, if there is only one. Raises ConfigError."""
+        """Return the listener that brokers use among themselves, or the only listener. Raises ConfigError."""
         config = self._config
         name = inter_broker_listener(
             config["inter.broker.listener.name"], config["security.inter.broker.protocol"]

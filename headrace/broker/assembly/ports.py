@@ -1,4 +1,4 @@
-"""The ports of one broker: everything that it is given of the system, in one value."""
+"""The ports of one broker: its access to the system, in one value."""
 
 from __future__ import annotations
 

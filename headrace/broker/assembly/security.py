@@ -1,6 +1,6 @@
-"""Who may do what, and how much: authorization with its audit log, authentication, quotas.
+"""Security: authorization with its audit log, authentication, quotas.
 
-Starts: the thread of the audit log; background tasks that follow what other brokers change of ACLs and quotas.
+Starts: the thread of the audit log; background tasks that follow changes of ACLs and quotas by other brokers.
 Stops:  the audit log, after everything that writes to it.
 """
 
@@ -45,10 +45,10 @@ async def start_authorization(
 
     undo.callback(audit.close)
     audit.start()
-    context.background.keep(audit.run, "what the audit log leaves out")
+    context.background.keep(audit.run, "reports of entries that the audit log left out")
     await acls.load()
     authorizer.judged_as = judged_as
-    context.background.keep(acls.run, "what others change of the ACLs")
+    context.background.keep(acls.run, "following changes of ACLs")
     context.authorizer, context.acls = authorizer, acls
     if principal := config["metrics.principal"]:
         context.metrics.shown = shown_to(principal, authorizer)
@@ -79,7 +79,7 @@ async def start_authentication(
 
 
 async def start_quotas(context: BrokerContext, listeners: Listeners) -> QuotaStore:
-    """Load the quotas and hold connections to theirs."""
+    """Load the quotas and apply those of connections."""
     config = context.config
     sample_seconds = config["quota.window.size.seconds"]
     quotas = QuotaStore(
@@ -92,6 +92,6 @@ async def start_quotas(context: BrokerContext, listeners: Listeners) -> QuotaSto
         ),
     )
     await quotas.load()
-    context.background.keep(quotas.run, "what others change of the quotas")
+    context.background.keep(quotas.run, "following changes of quotas")
     listeners.network.connection_delay = quotas.quotas.connected
     return quotas

@@ -1,6 +1,6 @@
-"""What the broker keeps: its data directory, the coordination store, and the configurations in it.
+"""The broker's storage: its data directory, the coordination store, and the configurations in it.
 
-Starts: the lock on the data directory, threads for slow work, the embedded store where the broker is alone.
+Starts: the lock on the data directory, threads for slow work, the embedded store if the broker is alone.
 Stops:  the embedded store, the threads, the data directory (marked clean if every log was closed well), and last the
         store of a cluster.
 """
@@ -46,13 +46,13 @@ class Storage:
         self.was_clean = directory.was_clean
         """Whether the last stop was clean, so that no log needs recovery."""
         self.loaded: LocalReplicas | None = None
-        """The replicas whose logs were loaded; None before that."""
+        """The replicas whose logs were loaded; None before."""
 
     @classmethod
     async def open(
         cls, config: BrokerConfig, data_dir: Path, ports: Ports, listeners: Listeners, undo: AsyncExitStack
     ) -> Storage:
-        """Raises ConfigError when the data directory, the store or a stored configuration cannot be used."""
+        """Open the data directory, the store and the configurations. Raises ConfigError for one that is not usable."""
         directory = await _open_directory(config, data_dir, ports, undo)
         storage = cls(directory, Slices(ports.clock.monotonic))
         undo.push(storage._release)
@@ -71,12 +71,12 @@ class Storage:
 
     @property
     def is_alone(self) -> bool:
-        """Whether the broker belongs to no cluster: no other process uses its store."""
+        """Return whether the broker has no cluster: no other process uses its store."""
         return self.store.lease_end() == math.inf
 
     def _release(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Close the data directory. It is clean when everything has stopped without an error and every log was closed
-        well; if no log was loaded, when it was clean at the start.
+        """Close the data directory. It is clean if everything stopped without an error and every log was closed well.
+        If no log was loaded, it is as clean as at the start.
         """
         clean = self.was_clean if self.loaded is None else _closed_well(self.loaded)
         self.slices.collector.end()

@@ -1,13 +1,12 @@
-"""The data directory of a broker alone becomes the first member of a new cluster, while no broker uses it.
+"""Make the data directory of a single broker the first member of a new cluster, while no broker uses it.
 
-What its embedded store has is written into the cluster's, under an empty path; the logs and what extensions keep stay
-where they are. Not taken along: who was alive, and the journal of changes, which begin anew.
+The content of its embedded store is written into the cluster's store, under an empty path. Logs and files of extensions
+stay where they are. Left out: registrations of brokers and the journal of changes, which start anew.
 
-One moment decides, that in which `meta.properties` says that the directory is a member's: before it the broker is
-alone, whatever the store has by then, and afterwards the store has everything. Until it is over `/cluster/adoption` is
-there, by which no broker takes what is half written for a cluster; the adoption that is begun again takes that away
-first, and one that has only its end missing is ended by the broker's start, too. So it can be cut off anywhere, and
-carried out again.
+The adoption takes effect when `meta.properties` names the directory a member: before that the broker is alone, whatever
+the store holds, and afterwards the store has everything. Until its end the node `/cluster/adoption` exists, so that no
+broker takes half-written content for a cluster. An adoption that starts again first removes that content; if only the
+end is missing, the start of the broker completes it. So it can be interrupted anywhere and repeated.
 """
 
 from __future__ import annotations
@@ -42,18 +41,20 @@ if TYPE_CHECKING:
     from headrace.broker.runtime.ports import Disk, Entropy
 
 NODE_BYTES_MAX: Final = 900_000
-"""ZooKeeper takes requests and gives answers of 1,048,575 bytes."""
+"""Maximum size of a node. ZooKeeper's limit for requests and answers is 1,048,575 bytes."""
 NAME_BYTES: Final = 4
-"""Of each child's name beside itself, in a list of them."""
+"""Bytes of each child in a list of children, in addition to its name."""
 TRANSACTION_BYTES: Final = 400_000
 TRANSACTION_NODES: Final = 500
 _LEFT_OUT: Final = ("/changes", "/controller", "/brokers/ids", "/brokers/live", "/brokers/seen", "/cluster")
 _OWN: Final = ("zookeeper",)
-"""ZooKeeper's, at the root of all."""
+"""ZooKeeper's own nodes at the root."""
 
 
 class Adopted(msgspec.Struct, frozen=True):
-    """What was found: counts of topics and their partitions, of nodes and their bytes. `is_new`: it was no member."""
+    """The result: counts of topics and their partitions, of nodes and their bytes. `is_new`: the directory was not a
+    member.
+    """
 
     cluster_id: str
     node_id: int
@@ -68,25 +69,25 @@ class Adopted(msgspec.Struct, frozen=True):
 async def adopt(
     path: Path, store: CoordinationStore, disk: Disk, entropy: Entropy, *, node_id: int | None, dry_run: bool
 ) -> Adopted:
-    """Make a data directory that of the first broker of the cluster that `store` is empty for. `node_id`: what is taken
-    to be its. `dry_run`: look whether that can be, and change nothing.
+    """Make a data directory that of the first broker of a cluster, whose `store` is empty. `node_id`: the directory's
+    expected id, or None. `dry_run`: check whether that is possible, and change nothing.
 
-    Raises ConfigError; the broker is alone then as it was. Done again it does what is left to do.
+    Raises ConfigError; the broker is still alone then. A repeated call completes the adoption.
     """
     if not disk.is_directory(path):
-        raise ConfigError(f"there is no data directory {path}")
+        raise ConfigError(f"the data directory {path} does not exist")
     lock = lock_directory(disk, path)
     try:
         properties = read_properties(disk, path)
         if properties is None:
             raise ConfigError(
-                f"{path} is no data directory that a broker was started with: a new one joins a cluster by"
+                f"{path} is not the data directory of a broker: a new broker joins a cluster by"
                 " `headrace serve --zookeeper ...`"
             )
         if node_id not in (None, properties.node_id):
             raise ConfigError(
-                f"the data directory {path} belongs to broker {properties.node_id}, not {node_id}: it keeps its"
-                f" node.id, so say node.id={properties.node_id} or nothing"
+                f"the data directory {path} belongs to broker {properties.node_id}, not {node_id}: its id"
+                f" cannot change, so set node.id={properties.node_id} or leave it out"
             )
         found = Adopted(
             properties.cluster_id, properties.node_id, is_clean(disk, path), not properties.is_member
@@ -127,20 +128,20 @@ async def adopt(
 def _check_directory(path: Path, disk: Disk, properties: Properties) -> None:
     if properties.version < LAYOUT_VERSION:
         raise ConfigError(
-            f"the data directory {path} is of an earlier version (layout {properties.version}): start it once with"
-            " this one, alone, and stop it"
+            f"the data directory {path} has an earlier layout ({properties.version}): start a broker of this version"
+            " with it once, without a cluster, and stop it"
         )
     if any(disk.size(path / name) is not None for name in (FROM_REMOTE_STORAGE, POSITIONS_PENDING)):
         raise ConfigError(
-            f"the data directory {path} was restored from remote storage, and does not have everything of it yet:"
-            " start it once alone, and stop it"
+            f"the data directory {path} was restored from remote storage, and the restore is not complete:"
+            " start it once without a cluster, and stop it"
         )
     if disk.size(store_of(path)) is None:
         raise ConfigError(f"the data directory {path} has no {store_of(path).name}; restore it from a backup")
 
 
 def _read(path: Path, properties: Properties) -> StoreImage:
-    """What the cluster's store is to have, parents first."""
+    """Return the content for the cluster's store, parents first."""
     try:
         image = read_store(store_of(path))
     except sqlite3.Error as error:
@@ -152,7 +153,7 @@ def _read(path: Path, properties: Properties) -> StoreImage:
             continue
         if len(data) > NODE_BYTES_MAX:
             raise ConfigError(
-                f"{node} of {store_of(path)} has {len(data):,} bytes, and ZooKeeper takes {NODE_BYTES_MAX:,} of a node"
+                f"{node} of {store_of(path)} has {len(data):,} bytes; a ZooKeeper node has at most {NODE_BYTES_MAX:,}"
             )
         parent, _, name = node.rpartition("/")
         children[parent] += len(name.encode()) + NAME_BYTES
@@ -163,14 +164,14 @@ def _read(path: Path, properties: Properties) -> StoreImage:
             named = {each for state in tree.decode_states(data) for each in state.replicas}
             if named != {properties.node_id}:
                 raise ConfigError(
-                    f"{node} of {store_of(path)} names the brokers {sorted(named)}, and the directory is that of"
+                    f"{node} of {store_of(path)} names the brokers {sorted(named)}, but the directory belongs to"
                     f" broker {properties.node_id} alone; restore it from a backup"
                 )
         nodes.append((node, data, version))
     for parent, size in children.items():
         if size > NODE_BYTES_MAX:
             raise ConfigError(
-                f"the names below {parent} are {size:,} bytes long together, and ZooKeeper lists {NODE_BYTES_MAX:,}"
+                f"the names below {parent} have {size:,} bytes; a list in ZooKeeper has at most {NODE_BYTES_MAX:,}"
             )
     return StoreImage(tuple(nodes), ())
 
@@ -180,14 +181,14 @@ async def _check_same(store: CoordinationStore, properties: Properties) -> None:
     there = "no cluster" if node is None else f"the cluster {node.data.decode()}"
     if node is None or node.data.decode() != properties.cluster_id:
         raise ConfigError(
-            f"the data directory belongs to broker {properties.node_id} of the cluster {properties.cluster_id} already,"
-            f" and at this address and path of ZooKeeper is {there}"
+            f"the data directory already belongs to broker {properties.node_id} of the cluster {properties.cluster_id},"
+            f" but this address and path of ZooKeeper has {there}"
         )
 
 
 async def _begun(store: CoordinationStore, properties: Properties) -> int | None:
-    """The version of the node of an adoption of this directory that was cut off. Raises ConfigError where the cluster
-    cannot be.
+    """Return the version of the node of an interrupted adoption of this directory. Raises ConfigError if the store is
+    used otherwise.
     """
     node, known = await store.get_many([tree.ADOPTION, tree.CLUSTER_ID])
     if node is not None:
@@ -198,8 +199,8 @@ async def _begun(store: CoordinationStore, properties: Properties) -> int | None
     if known is not None:
         brokers = ", ".join(await store.children(tree.KNOWN_BROKERS)) or "none"
         raise ConfigError(
-            f"at this address and path of ZooKeeper is the cluster {known.data.decode()} already (its brokers:"
-            f" {brokers}), and adoption is for a path that is empty: mirror the topics there, or choose another path"
+            f"this address and path of ZooKeeper already has the cluster {known.data.decode()} (its brokers:"
+            f" {brokers}), but adoption needs an empty path: mirror the topics there, or choose another path"
         )
     names = [name for name in await store.children("/") if name not in _OWN]
     if names:
@@ -210,7 +211,7 @@ async def _begun(store: CoordinationStore, properties: Properties) -> int | None
 
 
 async def _begin(store: CoordinationStore, adoption: Adoption, begun: int | None) -> None:
-    """From here on nobody takes the path for anything else."""
+    """Claim the path in the store, and remove what an interrupted adoption wrote."""
     if begun is None:
         identity = CreateNode(tree.CLUSTER_ID, adoption.cluster_id.encode())
         try:
@@ -218,7 +219,9 @@ async def _begin(store: CoordinationStore, adoption: Adoption, begun: int | None
                 [CreateNode("/cluster"), identity, CreateNode(tree.ADOPTION, adoption.encode())]
             )
         except NodeExistsError:
-            raise ConfigError("a cluster was begun at this address and path of ZooKeeper just now") from None
+            raise ConfigError(
+                "another cluster was created at this address and path of ZooKeeper just now: choose another path"
+            ) from None
         return
     await store.transact([SetNode(tree.ADOPTION, adoption.encode(), begun)])
     for name in await store.children("/"):

@@ -1,4 +1,4 @@
-"""The brokers of the cluster: those that are known, how one is forgotten, how this one leaves; their metadata level."""
+"""The brokers of the cluster: list them, forget one, leave the cluster, and set their metadata level."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ClusterBrokers:
     # -- known brokers -----------------------------------------------------------------------------------------
 
     async def known_brokers(self) -> list[BrokerImage]:
-        """All brokers by their ids: those that are alive, and those that are not and were not forgotten."""
+        """Return all registered or remembered brokers, alive or not, by their ids."""
         names = sorted(await self._store.children(tree.KNOWN_BROKERS), key=int)
         nodes = await self._store.get_many([f"{tree.KNOWN_BROKERS}/{name}" for name in names])
         known = {
@@ -58,10 +58,10 @@ class ClusterBrokers:
         return [found for _, found in sorted({**known, **self._metadata.image.brokers}.items())]
 
     async def known(self, factors: Iterable[int] = (), chosen: Iterable[int] = ()) -> Known:
-        """Return what a placement of replicas goes by.
+        """Return the brokers and limits for a placement of replicas.
 
-        `factors`: how many replicas partitions are to have. `chosen`: brokers that a client has chosen. Brokers that
-        are absent are read only where the brokers that are alive do not suffice.
+        `factors`: the wanted numbers of replicas. `chosen`: brokers that a client has chosen. Absent brokers are read
+        only if those that are alive do not suffice.
         """
         min_isr, image = self._metadata.topic_configs.min_isr, self._metadata.image
         alive = {broker.broker_id for broker in image.brokers.values() if not broker.leaving}
@@ -70,7 +70,7 @@ class ClusterBrokers:
         return Known(absent_of(self._metadata.image, await self.known_brokers()), min_isr)
 
     async def forget_broker(self, broker_id: int) -> None:
-        """Forget a broker that is gone for good: the removal of its files of deleted topics is not waited for any more.
+        """Forget a broker that will not return: deleted topics do not wait for it to remove their files any more.
 
         It stays a replica until its partitions are reassigned. Raises KafkaError(BROKER_ID_NOT_REGISTERED,
         INVALID_REQUEST).
@@ -83,7 +83,7 @@ class ClusterBrokers:
         ):
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST,
-                f"broker {broker_id} is alive, and would be registered again at once: stop it first",
+                f"broker {broker_id} is alive and would register again at once: stop it first",
             )
         if await self._store.get(path) is None:
             raise KafkaError(
@@ -92,12 +92,12 @@ class ClusterBrokers:
         for topic_id in await self._store.children(tree.DELETED):
             await self._files.release_deletions([topic_id], broker_id)
         await modify(self._store, path, lambda _: None)
-        logger.info("broker %d is forgotten", broker_id)
+        logger.info("unregistered broker %d", broker_id)
 
     # -- this broker leaves ------------------------------------------------------------------------------------
 
     async def leave(self, seconds: float) -> None:
-        """Have other brokers lead what this broker leads, where that is possible, within so many seconds."""
+        """Move leadership from this broker to others, where that is possible, within at most `seconds`."""
         metadata = self._metadata
         with contextlib.suppress(TimeoutError, KafkaError):
             async with asyncio.timeout(seconds):
@@ -115,15 +115,15 @@ class ClusterBrokers:
                     return await self._member.leave(self._metadata.image.changes)
 
     def _has_left(self) -> bool:
-        """Whether the image has other brokers lead everything that they can lead."""
+        """Return whether other brokers lead every partition that they can lead, by the image."""
         own = self._metadata.image.brokers.get(self._broker_id)
         return own is None or own.leaving
 
     # -- the level of the metadata -----------------------------------------------------------------------------
 
     async def set_level(self, level: int, *, downgrade: bool, validate_only: bool = False) -> None:
-        """Finalize a level of the metadata, which every broker that is alive supports. A broker that does not support
-        it cannot join any more.
+        """Finalize a metadata level that every live broker supports. A broker that does not support it cannot join any
+        more.
 
         Raises KafkaError(INVALID_UPDATE_VERSION).
         """
@@ -150,14 +150,14 @@ class ClusterBrokers:
 
 
 def _check_level(image: ClusterImage, level: int, *, downgrade: bool) -> None:
-    """Raises KafkaError(INVALID_UPDATE_VERSION)."""
+    """Raises KafkaError(INVALID_UPDATE_VERSION) if the level cannot be set."""
     problem = None
     if level < image.level and not downgrade:
-        problem = "it is lower than the present one: say that it is to be a downgrade"
+        problem = "it is lower than the present one: request a downgrade"
     for broker in image.brokers.values():
         lowest, highest = broker.levels
         if problem is None and not lowest <= level <= highest:
-            problem = f"broker {broker.broker_id} knows {lowest} to {highest}"
+            problem = f"broker {broker.broker_id} supports {lowest} to {highest}"
     if problem is not None:
         raise KafkaError(
             ErrorCode.INVALID_UPDATE_VERSION,

@@ -1,14 +1,13 @@
-"""The log cleaner: compacts the partitions whose topics ask for it, the dirtiest first, one at a time.
+"""The log cleaner: compacts partitions of topics with `cleanup.policy=compact`, the dirtiest first, one at a time.
 
-Which partition, how far: decided on the event loop. Reading and writing are done in a thread, in slices of a few
-milliseconds; between slices the loop goes on, the rate is limited (`log.cleaner.io.max.bytes.per.second`), and a
-partition that was closed meanwhile is left. Exchanging segments is a few renames and is done on the event loop, which
-owns the logs.
+The event loop decides which partition is cleaned and how far. Reading and writing run in a thread, in slices of a few
+milliseconds. Between slices the rate is limited (`log.cleaner.io.max.bytes.per.second`), and the cleaning of a closed
+partition stops. Segments are exchanged by a few renames on the event loop, which owns the logs.
 
-`cleaner-offset-checkpoint` in the data directory says how far each partition was cleaned, in Kafka's format: version,
-number of lines, then `topic partition offset` a line. It is replaced after each cleaning; without it everything is
-looked at again, which costs time and nothing else. A partition that cannot be cleaned is reported once and left until
-the next start.
+`cleaner-offset-checkpoint` in the data directory has the offset up to which each partition was cleaned, in Kafka's
+format: version, number of lines, then a line `topic partition offset` for each. It is replaced after each cleaning.
+Without it all partitions are checked again, which only costs time. A partition that cannot be cleaned is reported once
+and skipped until the next start.
 
 Source: Kafka's LogCleaner and LogCleanerManager.
 """
@@ -44,7 +43,7 @@ CHECKPOINT_NAME: Final = "cleaner-offset-checkpoint"
 _VERSION: Final = "0"
 _SLICE_SECONDS: Final = 0.01
 _SHARE: Final = 0.5
-"""Of the time that the cleaner may take of one core while it has work."""
+"""Maximum share of the time of one core that the cleaner uses while it has work."""
 
 _SECRET_BYTES: Final = 16
 
@@ -63,7 +62,7 @@ class LogCleaner:
         entropy: Entropy,
         removals: asyncio.Lock | None = None,
     ) -> None:
-        """`removals`: held by whoever needs all files of segments to stay where they are."""
+        """`removals`: the lock of tasks that need the files of all segments to stay."""
         self._removals = removals or asyncio.Lock()
         self._config = config
         self._metadata = metadata
@@ -78,7 +77,7 @@ class LogCleaner:
         self._given_up: set[tuple[str, int]] = set()
 
     async def run(self) -> None:
-        """Clean for as long as the broker runs."""
+        """Clean until cancelled."""
         config = self._config
         await asyncio.sleep(config["log.initial.task.delay.ms"] / 1000)
         while True:
@@ -86,7 +85,7 @@ class LogCleaner:
                 await asyncio.sleep(config["log.cleaner.backoff.ms"] / 1000)
 
     async def clean_one(self) -> bool:
-        """Clean the dirtiest partition that is dirty enough. False if there was none, or it could not be cleaned."""
+        """Clean the dirtiest partition that is dirty enough. False if there is none, or it cannot be cleaned."""
         async with self._removals:
             return await self._clean_one()
 
@@ -98,7 +97,7 @@ class LogCleaner:
         try:
             await self._clean(partition, part)
         except (CleaningError, CleaningAbandoned, CorruptLogError, KafkaError, OSError) as error:
-            if is_disk_full(error):  # later there may be room
+            if is_disk_full(error):  # there may be room later
                 disk_errors.tell(logger, "{}-{} cannot be compacted".format(*_name(partition)), error)
             elif partition.closed or isinstance(error, CleaningAbandoned):
                 logger.info("the cleaning of %s-%d was stopped: %s", *_name(partition), error)
@@ -112,7 +111,7 @@ class LogCleaner:
         return True
 
     def forget_topic(self, topic: str) -> None:
-        """The topic was deleted; another one may get its name."""
+        """Forget a deleted topic: another one may get its name."""
         for name in [name for name in self._done if name[0] == topic]:
             del self._done[name]
         self._given_up = {name for name in self._given_up if name[0] != topic}
@@ -122,7 +121,7 @@ class LogCleaner:
         self._given_up.add(_name(partition))
 
     async def _dirtiest(self) -> tuple[Partition, Cleanable] | None:
-        """Overdue ones come first, then the one with the largest dirty part."""
+        """Return the partition to clean: overdue ones first, then the one with the largest dirty part."""
         best: tuple[Partition, Cleanable] | None = None
         for partition in self._wanted():
             try:
@@ -134,7 +133,7 @@ class LogCleaner:
                 self._give_up(partition, error)
                 continue
             except Exception as error:  # noqa: BLE001 - of one partition: told
-                self._background.failed(f"looking for what to clean in {partition!r}", error)
+                self._background.failed(f"measuring the dirty part of {partition!r}", error)
                 self._give_up(partition, error)
                 continue
             is_dirty = part.dirty_ratio > log.config.min_cleanable_dirty_ratio
@@ -146,13 +145,13 @@ class LogCleaner:
         return best
 
     def _wanted(self) -> list[Partition]:
-        """What is led here and what is followed: each replica is compacted for itself, as far as it is stable."""
+        """Return the partitions that are led or followed here: each replica is compacted by its own broker."""
         metadata = self._metadata
         led = [
             partition
             for image in metadata.topics()
             if metadata.topic_configs.log_config(image).is_compacted
-            and not image.internal  # their owner rewrites them
+            and not image.internal  # their coordinator rewrites them
             for partition in self._replicas.partitions(image.name)
             if not partition.closed and partition.failure is None and partition.hooks is None
         ]
@@ -188,7 +187,7 @@ class LogCleaner:
         await loop.run_in_executor(self._executor, self._write_checkpoint)
         counts = cleaning.counts
         logger.info(
-            "compacted %s-%d to offset %d in %.1f s: %d of %d records and %d of %d bytes are left",
+            "compacted %s-%d up to offset %d in %.1f s: kept %d of %d records and %d of %d bytes",
             *_name(partition),
             cleaning.end_offset,
             loop.time() - started,
@@ -213,7 +212,7 @@ class LogCleaner:
             try:
                 step = await asyncio.shield(slice_)
             except asyncio.CancelledError:
-                await asyncio.wait([slice_])  # whoever cancelled us will close what it is using
+                await asyncio.wait([slice_])  # the canceller closes what the thread is using
                 raise
             pause = (loop.time() - began) * (1 - _SHARE) / _SHARE
             done, bytes_done = cleaning.bytes_done - bytes_done, cleaning.bytes_done
@@ -227,7 +226,7 @@ class LogCleaner:
         except FileNotFoundError:
             return {}
         except ValueError as error:
-            logger.warning("%s is not usable (%s); everything is looked at again", self._path, error)
+            logger.warning("%s is not usable (%s): checking all partitions again", self._path, error)
             return {}
 
     def _write_checkpoint(self) -> None:
@@ -245,7 +244,9 @@ def encode_checkpoint(offsets: dict[tuple[str, int], int]) -> bytes:
 
 
 def decode_checkpoint(data: bytes) -> dict[tuple[str, int], int]:
-    """Raises ValueError when it is not such a file. Kafka's own is empty until its first cleaning."""
+    """Return offsets by topic and partition. Raises ValueError for another kind of file. Kafka's own is empty until its
+    first cleaning.
+    """
     lines = data.decode("ascii").split("\n")
     if lines == [""]:
         return {}
@@ -259,14 +260,14 @@ def decode_checkpoint(data: bytes) -> dict[tuple[str, int], int]:
 
 
 def _load_cleaning() -> type[Cleaning]:
-    """It loads numba, which takes a while: not on the event loop."""
+    """Import the cleaning. It loads numba, which takes a while: not on the event loop."""
     from headrace.broker.log.compaction_run import Cleaning
 
     return Cleaning
 
 
 def _advance(steps: Iterator[Step], now: Callable[[], float]) -> Step | None:
-    """As far as a slice of time goes, in a thread; what the next step needs, None at the end."""
+    """Run steps for a slice of time, in a thread; return what the next step needs, None at the end."""
     end = now() + _SLICE_SECONDS
     while (step := next(steps, None)) is Step.ANY_THREAD and now() < end:
         pass

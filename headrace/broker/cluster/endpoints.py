@@ -1,7 +1,7 @@
-"""Who leads a partition and where that broker is, as clients of a listener are told.
+"""The leader of a partition and its address, for clients of a listener.
 
-Answers that say NOT_LEADER_OR_FOLLOWER or FENCED_LEADER_EPOCH carry it too (KIP-951): a client that hears it need not
-ask Metadata first.
+Answers with NOT_LEADER_OR_FOLLOWER or FENCED_LEADER_EPOCH carry it too (KIP-951), so that a client need not ask
+Metadata first.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from headrace.broker.metadata.image import BrokerImage
 
 
 def current_leader(metadata: ClusterMetadata, topic: str, index: int) -> dict[str, int] | None:
-    """The fields of a LeaderIdAndEpoch; None if there is no such partition."""
+    """Return the fields of a LeaderIdAndEpoch; None if the partition does not exist."""
     state = metadata.state(topic, index)
     return None if state is None else {"leader_id": state.leader, "leader_epoch": state.leader_epoch}
 
 
 def address_of(identity: BrokerIdentity, broker: BrokerImage, listener: str) -> tuple[str, int] | None:
-    """Host and port of a broker for clients of the listener; None if it has no such listener."""
+    """Return host and port of a broker for clients of the listener; None if it does not have the listener."""
     if broker.broker_id == identity.broker_id:
         return identity.advertised(listener)
     return next(((host, port) for name, host, port in broker.endpoints if name == listener), None)
@@ -29,7 +29,7 @@ def address_of(identity: BrokerIdentity, broker: BrokerImage, listener: str) -> 
 def endpoint(
     metadata: ClusterMetadata, identity: BrokerIdentity, broker_id: int, listener: str
 ) -> dict[str, Any] | None:
-    """The fields of a NodeEndpoint: a broker, for clients of the listener; None if they cannot reach it."""
+    """Return the fields of a NodeEndpoint: a broker, for clients of the listener; None if they cannot reach it."""
     broker = metadata.image.brokers.get(broker_id)
     address = None if broker is None else address_of(identity, broker, listener)
     if broker is None or address is None:
@@ -38,6 +38,6 @@ def endpoint(
 
 
 def endpoints(metadata: ClusterMetadata, identity: BrokerIdentity, listener: str) -> list[dict[str, Any]]:
-    """All brokers that are alive, by their ids, as clients of the listener reach them."""
+    """Return all live brokers by their ids, with their addresses for clients of the listener."""
     found = (endpoint(metadata, identity, each, listener) for each in sorted(metadata.image.brokers))
     return [each for each in found if each is not None]

@@ -1,9 +1,9 @@
-"""Flushing logs beside the requests: what `flush.ms` asks for, and now and then everything that was written, to bound
-what a crash makes us scan.
+"""Flush logs in the background: after `flush.ms`, and from time to time all of them, which limits the scan after a
+crash.
 
-A partition says when something of it waits for a flush (`PartitionChanges.unflushed`); nobody is asked otherwise, so
-that idle partitions cost nothing. A log that cannot be flushed takes its partition offline (`Partition.flush`), and the
-others are flushed; one whose disk is full is tried again.
+A partition reports that it has something to flush (`PartitionChanges.unflushed`), so idle partitions cost nothing. A
+log that cannot be flushed takes only its partition offline (`Partition.flush`); if the disk is full, the flush is tried
+again.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace.server")
 
 RETRY_SECONDS = 1.0
-"""After a flush that failed and may succeed later."""
+"""Pause after a flush that failed and may succeed later."""
 
 
 class LogFlushing:
-    """On the event loop; fsyncs are done in the executor, one after the other."""
+    """One object per broker, on the event loop; fsyncs run in the executor, one after the other."""
 
     def __init__(
         self, config: BrokerConfig, changes: PartitionChanges, executor: Executor, background: BackgroundTasks
@@ -43,12 +43,12 @@ class LogFlushing:
         self._since: dict[Partition, float] = {}
         self._failed: set[Partition] = set()
         self._due: list[tuple[float, int, Partition]] = []
-        self._numbers = count()  # of entries, for those that are due together
+        self._numbers = count()  # order of entries that are due at the same time
         self._earlier = asyncio.Event()
         changes.unflushed = self._unflushed
 
     def _unflushed(self, partition: Partition) -> None:
-        """In any thread: some logs are opened in one."""
+        """Note a partition that has something to flush. From any thread: some logs are opened in one."""
         self._loop.call_soon_threadsafe(self._note, partition)
 
     def _note(self, partition: Partition) -> None:
@@ -66,7 +66,7 @@ class LogFlushing:
             heapq.heappush(self._due, (due, next(self._numbers), partition))
 
     async def run(self) -> None:
-        """Flush what is due for as long as the broker runs."""
+        """Flush what is due, until cancelled."""
         loop = self._loop
         all_due = loop.time() + self._interval_s
         while True:
@@ -91,7 +91,7 @@ class LogFlushing:
         while self._due and self._due[0][0] <= now:
             when, _, partition = heapq.heappop(self._due)
             since = self._since.get(partition)
-            # One that was flushed meanwhile, and written to again, has another entry.
+            # A partition that was flushed meanwhile and written to again has another entry.
             if (
                 since is not None
                 and partition.is_open
@@ -106,9 +106,9 @@ class LogFlushing:
         try:
             await partition.flush(self._executor)
         except KafkaError as error:
-            if partition.is_open:  # it has said that it still waits
+            if partition.is_open:  # it has reported that it still waits
                 self._failed.add(partition)
-            if not partition.closed and not is_disk_full(error):  # which was told
+            if not partition.closed and not is_disk_full(error):  # which was reported
                 logger.error("%r: %s", partition, error)
         except Exception as error:  # noqa: BLE001 - of one partition: told
             self._background.failed(f"flush of {partition!r}", error)

@@ -1,22 +1,22 @@
-"""Fetch (1), as followers ask it (KIP-903): up to the log's end, by which they say how far they have come.
+"""Fetch (1) by followers (KIP-903): it reads up to the log's end, and its offsets report the follower's progress.
 
-What is in remote storage only is not read for followers: they are told so, and go on behind it (KIP-405).
+Records that are only in remote storage are not read for followers: they get an error and continue after them (KIP-405).
 
-A broker's fetches are of one session (`broker.replication.sessions`): what it asks of each partition is known here, so
-that only those are looked at which it names or which have something to tell. Leaders tell the sessions of their
-followers what has happened (`appended`, `published`); nothing is registered with partitions, and nothing walks them.
+The fetches of a broker form one session (`broker.replication.sessions`), which remembers its request for each
+partition. So only partitions that it names, or that have news, are handled. Leaders notify the sessions of their
+followers (`appended`, `published`).
 
-An answer names the partitions that have something to tell: records, another high watermark or log start, where the logs
-part (KIP-320), an error. A fetch that finds nothing waits for records, and tells the rest at its end.
+An answer has the partitions with news: records, another high watermark or log start, the end of the common log
+(KIP-320), an error. A fetch that finds no records waits for some; other news goes out when it ends.
 
-An answer says whether it is all that there is to tell (`is_current`), by which followers know as of when they are
-(`safe_time`). It is not when it was cut short, or while the broker's fence is shut. Partitions that may be led
-elsewhere, have not reached the start of their epoch, or do not count the follower as in sync are `doubted`: nothing
-follows from what is not said of them.
+An answer has `is_current` if it contains all news; followers compute from it up to what time they are complete
+(`safe_time`). It is not current if it was cut short, or while the broker is fenced. Partitions are listed as `doubted`
+if another broker may lead them, if they have not reached the start of their epoch, or if the follower is not in sync.
+For them, missing news means nothing.
 
-How far a follower has come counts for the ISR only where it fetches under the leader's present epoch, from an offset up
-to which both logs are the same. What was known of one that is not in sync does not outlive a change of the partition's
-replicas (`unheard`): it may have given its log up meanwhile. It is told that, and names the partition anew.
+A follower's progress counts for the ISR only if it fetches under the leader's present epoch, from an offset up to which
+both logs are equal. After a change of the partition's replicas, the progress of a follower that is not in sync is
+forgotten (`unheard`), as it may have discarded its log meanwhile. It gets an error, and names the partition again.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ logger = logging.getLogger("headrace.replication")
 
 _SESSION_IDS = 2**31 - 1
 DOUBTED_MAX = 32
-"""Named in an answer; with more it is not current."""
+"""Maximum number of doubted partitions in an answer; with more it is not current."""
 
 Topic = str | UUID
-"""Its name, where the version of the request names topics so."""
+"""A topic's name or id, as in the version of the request."""
 
 
 class FollowerFetches:
-    """Of one broker; on its event loop."""
+    """The followers' sessions of one broker; on its event loop."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class FollowerFetches:
         random: Callable[[], float],
         clock: Callable[[], float],
     ) -> None:
-        """`random` gives numbers below 1, which ids of sessions are drawn by; `clock` monotonic seconds."""
+        """`random` returns numbers in [0, 1) for ids of sessions; `clock` returns monotonic seconds."""
         self._metadata = metadata
         self._replicas = replicas
         self._slices = slices
@@ -86,13 +86,13 @@ class FollowerFetches:
         metadata.broker_listeners.append(self._brokers_changed)
 
     def stop(self) -> None:
-        """Answer everyone who waits, and let nobody wait any more."""
+        """Answer every waiting fetch, and let no fetch wait any more."""
         self._stopping = True
         for sessions in self._sessions.values():
             for session in sessions:
                 session.wake()
 
-    # -- what leaders tell ---------------------------------------------------------------------------------
+    # -- news from leaders ---------------------------------------------------------------------------------
 
     def appended(self, partition: ReplicatedPartition) -> None:
         for broker in partition.progress.replicas:
@@ -100,29 +100,29 @@ class FollowerFetches:
                 session.appended(partition)
 
     def published(self, partition: ReplicatedPartition, *, at_once: bool) -> None:
-        """The high watermark that followers are told, or the log's start, has moved. `at_once`: consumers read from
-        followers; those hear of it now, not at the end of a wait.
+        """Note that the high watermark for followers, or the log's start, has moved. `at_once`: answer waiting
+        followers now, as consumers read from them.
         """
         for broker in partition.progress.replicas:
             for session in self._sessions.get(broker, ()):
                 session.published(partition, at_once=at_once)
 
     def unheard(self, partition: ReplicatedPartition, brokers: Iterable[int]) -> None:
-        """What these have asked before does not say any more what they have."""
+        """Forget the progress that these brokers have reported."""
         for broker in brokers:
             for session in self._sessions.get(broker, ()):
                 session.unheard(partition)
 
     def doubted(self, partition: ReplicatedPartition) -> None:
-        """Whether it can be vouched for (`vouches_for`) may have changed, for brokers that were replicas too: these may
-        not have heard yet that they are none, and are told nothing more of it.
+        """Check again whether the partition can be vouched for (`vouches_for`). This includes brokers that are not
+        replicas any more: they may not know it yet, and get no more news of it.
         """
         for sessions in self._sessions.values():
             for session in sessions:
                 session.look_for_doubt(partition)
 
     def _brokers_changed(self) -> None:
-        """Sessions of those that are not alive any more have ended."""
+        """End the sessions of brokers that are not alive any more."""
         alive = self._metadata.image.brokers
         for broker in [each for each in self._kept if each not in alive]:
             self._end(self._kept.pop(broker))
@@ -130,10 +130,11 @@ class FollowerFetches:
     # -- requests ------------------------------------------------------------------------------------------
 
     def fetch(self, context: RequestContext, request: FetchRequest) -> Awaitable[Any]:
-        """Raises KafkaError for who is not one of the cluster's own."""
+        """Answer a fetch. Raises KafkaError if the client is not authorized as a broker of the cluster."""
         if not context.may(Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME):
             raise KafkaError(
-                ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "only brokers of the cluster are followers"
+                ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+                "fetching as a follower needs CLUSTER_ACTION on the cluster",
             )
         return self._fetch(request)
 
@@ -195,8 +196,8 @@ class FollowerFetches:
 
 
 def where_logs_part(log: PartitionLog, asked: FetchPartition) -> EpochEndOffset | None:
-    """The latest epoch that a follower and its leader may both have, and where it ends in the leader's log; None if all
-    that the follower has is here, or was. Raises KafkaError(OFFSET_OUT_OF_RANGE) if nothing can be said.
+    """Return the latest epoch that follower and leader may both have, and its end in the leader's log. None if the
+    leader has, or had, all of the follower's records. Raises KafkaError(OFFSET_OUT_OF_RANGE) if that is unknown.
     """
     if asked.last_fetched_epoch < 0:
         return None
@@ -211,7 +212,7 @@ def where_logs_part(log: PartitionLog, asked: FetchPartition) -> EpochEndOffset 
 
 
 class _Entry:
-    """A partition of a session: what was last asked of it, and what was last told."""
+    """A partition of a session, with its last request and its last answer."""
 
     __slots__ = (
         "asked",
@@ -233,13 +234,13 @@ class _Entry:
         self.told_log_start = -1
         self.has_failed = False
         self.is_at_end = False
-        """The follower had everything when it was last looked at, and nothing was appended since."""
+        """True if the follower had everything at the last check, and nothing was appended since."""
         self.is_unheard = False
         self.is_new = False
-        """What was found of it when it was named has not come."""
+        """True if the first answer after it was named was lost."""
 
     def has_news(self) -> bool:
-        """Something else than records is to be told: of a leader that this still is."""
+        """Return whether there is news other than records, and this broker is still the leader."""
         partition = self.partition
         return (
             isinstance(partition, ReplicatedPartition)
@@ -254,7 +255,7 @@ class _Entry:
 
 
 class _Session:
-    """What one broker asks. `session_id` 0: for one fetch."""
+    """The session of one broker. `session_id` 0: for one fetch only."""
 
     def __init__(self, broker: int, broker_epoch: int) -> None:
         self.broker = broker
@@ -262,21 +263,21 @@ class _Session:
         self.session_id = NO_SESSION
         self.epoch = INITIAL_EPOCH
         self.fetched_at = 0.0
-        """When it has last fetched."""
+        """Time of its last fetch, in monotonic seconds."""
         self.fetch: _FollowerFetch | None = None
         self.entries: dict[Topic, dict[int, _Entry]] = {}
         self.dirty: dict[_Entry, None] = {}
-        """To be looked at: they may have records."""
+        """Entries to check: they may have records."""
         self.news: dict[_Entry, None] = {}
-        """They may have something else to tell."""
+        """Entries that may have other news."""
         self.answered: list[_Entry] = []
-        """By the last answer, of which nobody knows yet whether it has come."""
+        """Entries of the last answer, which may not have arrived."""
         self.doubted: dict[_Entry, None] = {}
         self._places: dict[ReplicatedPartition, _Entry] = {}
         self._wakeup = Wakeup()
 
     def go_on(self, epoch: int) -> None:
-        """Its next fetch. What waits is over."""
+        """Begin the next fetch. A waiting one ends."""
         if self.fetch is not None:
             self.fetch.end()
         has_come = epoch == self.epoch + 1
@@ -342,7 +343,7 @@ class _Session:
             entry.is_at_end = False
             entry.partition.had_all(self.broker, self.fetched_at)
 
-    # -- what happens to partitions ------------------------------------------------------------------------
+    # -- changes of partitions -----------------------------------------------------------------------------
 
     def appended(self, partition: ReplicatedPartition) -> None:
         entry = self._places.get(partition)
@@ -376,21 +377,21 @@ class _Session:
         self._wakeup.wake()
 
     async def woken(self, deadline: float) -> bool:
-        """False when the time is up, or the broker stops, and there is nothing to look at."""
+        """Wait for entries to check. False if the deadline comes, or the broker stops, before there are any."""
         if not self.dirty:
             await self._wakeup.wait(deadline)
         return bool(self.dirty)
 
 
 class _FollowerFetch:
-    """One fetch under way. What it finds is its session's again if it is not answered."""
+    """One fetch under way. Its findings go back to the session if it is not answered."""
 
     def __init__(self, session: _Session, request: FetchRequest, throttle: Throttle) -> None:
         self.is_complete = False
         self.is_over = False
-        """Another one goes on in its place, or it is answered."""
+        """True after another fetch has replaced it, or after its answer."""
         self.held_up_seconds = math.inf
-        """Until there is something to be had that a throttle held up; the follower asks for it again then."""
+        """Seconds until records that a throttle holds back are available; the follower then asks for them again."""
         self._session = session
         self._request = request
         self._throttle = throttle
@@ -404,7 +405,7 @@ class _FollowerFetch:
             self._session.wake()
 
     def end(self) -> None:
-        """Nothing comes of it, unless it was answered."""
+        """End it. Findings that were not answered go back to the session."""
         if not self.is_over:
             self.is_over = True
             session = self._session
@@ -417,7 +418,7 @@ class _FollowerFetch:
     # -- reading -------------------------------------------------------------------------------------------
 
     def take(self, metadata: ClusterMetadata, replicas: LocalReplicas) -> Iterator[None]:
-        """What the follower asks otherwise than before: it says how far it is."""
+        """Take over changes of the follower's request, which report its progress."""
         session, request = self._session, self._request
         for forgotten in request.forgotten_topics_data:
             for index in forgotten.partitions:
@@ -436,7 +437,7 @@ class _FollowerFetch:
                     return
 
     def look_again(self) -> Iterator[None]:
-        """At what may have records by now."""
+        """Check entries that may have records by now."""
         dirty = self._session.dirty
         while dirty and not self.is_over and not self._is_full:
             entry = next(iter(dirty))
@@ -475,7 +476,7 @@ class _FollowerFetch:
                 raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
             partition.fetched(session.broker, session.broker_epoch, asked.fetch_offset)
             if asked.fetch_offset < log.log_end_offset:
-                session.dirty[entry] = None  # after those that wait already
+                session.dirty[entry] = None  # behind those that wait already
             else:
                 entry.is_at_end = True
             if entry.has_news():
@@ -535,7 +536,7 @@ class _FollowerFetch:
             if is_held:
                 self._throttle.copied(found.size)
         else:
-            self.is_complete = True  # it finds no room beside the others
+            self.is_complete = True  # the rest of the answer has no room for it
             self._aside[entry] = None
 
     def _is_held_to_throttle(self, entry: _Entry) -> bool:
@@ -561,7 +562,7 @@ class _FollowerFetch:
         start = -1
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
             log = partition.log
-            # Where nothing of it can be known here, it begins again.
+            # The follower begins again at this offset, as the offset that it asked for is unknown here.
             start = (
                 log.log_end_offset if entry.asked.fetch_offset > log.log_end_offset else log.log_start_offset
             )

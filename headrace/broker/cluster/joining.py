@@ -1,4 +1,4 @@
-"""How a broker that starts joins its cluster: it registers, and reads the image in which the controller has seen it.
+"""A starting broker joins its cluster: it registers, and reads the image in which the controller has seen it.
 
 The controller can be this broker itself. Nothing is served meanwhile: the image is the caller's alone.
 """
@@ -47,8 +47,8 @@ class Joining:
         self._min_isr = min_isr
 
     async def join(self) -> ClusterImage:
-        """Return the image in which this broker is one of those that are alive. Raises KafkaError when another broker
-        is registered under its id.
+        """Return the image in which this broker is alive. Raises KafkaError if another broker is registered under its
+        id.
         """
         woken = asyncio.Event()
         with contextlib.ExitStack() as watches:
@@ -71,7 +71,7 @@ class Joining:
                 await woken.wait()
 
     async def _adopt(self, image: ClusterImage) -> ClusterImage:
-        """Give topics of the layout without states the states that they had by it."""
+        """Give topics of the layout without states the states that the layout implies."""
         node = await self._store.get(tree.LEADER_EPOCH)
         if node is None or image.controller_epoch < 0:
             return image
@@ -80,7 +80,7 @@ class Joining:
         return image
 
     async def _attended(self, image: ClusterImage) -> ClusterImage:
-        """The image after its controller has seen to every registration."""
+        """Return the image after its controller has handled every registration."""
         if image.controller_epoch < 0:
             return image
         registered = await read_registrations(self._store)

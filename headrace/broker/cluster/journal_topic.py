@@ -1,20 +1,20 @@
-"""A topic of the broker's own that is the journal of a coordinator: created, read, written and kept small here.
+"""An internal topic that is the journal of a coordinator: it is created, read, written and kept small here.
 
 Its keys (groups, transactional ids) belong to the partition that Java's `String.hashCode` selects, as in Kafka, so a
-data directory means the same to both. What the records say is their owner's (`Contents`).
+data directory means the same to both. Only the owner (`Contents`) interprets the records.
 
 Invariants
-- What is appended is stored when it is as durable as the topic wants it (`durability`): at once, or after an fsync
-  that all appends to the partition share. Owners are told in the order of their appends, and act only then.
+- An append is stored when it is as durable as the topic requires (`durability`): at once, or after an fsync that all
+  appends to the partition share. Owners are notified in the order of their appends, and act only then.
 - A key is served only after its partition has been read in full (COORDINATOR_LOAD_IN_PROGRESS until then). A partition
-  that cannot be read answers COORDINATOR_NOT_AVAILABLE: to show its keys as unknown would lose what they stand for.
-- Keys of partitions that another broker leads are that one's (NOT_COORDINATOR). What was read of a partition is let go
-  of with its leadership, and read again when it comes back, or when another broker may have led it in between. A
-  partition is read by one at a time: what was read before it was lost is gone before it is read again.
+  that cannot be read answers COORDINATOR_NOT_AVAILABLE: showing its keys as unknown would lose their state.
+- Keys of partitions that another broker leads belong to it (NOT_COORDINATOR). The state of a partition is dropped with
+  its leadership, and read again when leadership returns or another broker may have led in between. One task at a time
+  reads a partition: earlier state is dropped before it is read again.
 - A partition is rewritten (live content appended again, what is before it deleted) when it has grown to several times
-  its live content, so it does not grow for ever. Nothing is on its way to the partition while content is written
-  again, so a record is never older than what precedes it; nothing is deleted before its copy is durable. A crash in
-  between leaves some records twice, which says the same.
+  its live content, so it does not grow forever. No other append is in progress while content is written again, so an
+  old record never follows a newer one; nothing is deleted before its copy is durable. A crash in between leaves some
+  records twice, which has no effect.
 
 Everything runs on the event loop; reading at start and fsyncs run in the executor.
 """
@@ -50,11 +50,12 @@ logger = logging.getLogger("headrace.journal")
 T = TypeVar("T")
 
 Later = Callable[[KafkaError | None], None]
-"""Told the outcome of an append that took its time: None, or why nobody knows whether the record survives."""
+"""Called with the outcome of an append that took time: None, or the reason why it is unknown whether the record
+survives.
+"""
 
-# Kafka's own settings for such topics, as far as they apply: a whole group must fit into one record, and small
-# segments let a rewrite give disk space back. The rewriting by their owners is their compaction: the log cleaner leaves
-# them out.
+# Kafka's settings for such topics, as far as they apply: a whole group must fit into one record, and with small
+# segments a rewrite frees disk space. Owners rewrite these topics, so the log cleaner skips them.
 TOPIC_CONFIG = {
     "cleanup.policy": "compact",
     "segment.bytes": str(16 << 20),
@@ -65,29 +66,29 @@ REWRITE_RECORDS_MIN = 10_000
 REWRITE_FACTOR = 4
 KEYS_PER_TURN = 100
 SYNC_MS_MAX = 60_000
-"""A disk that takes longer for an fsync has its journal rewritten another time."""
+"""Maximum wait for an fsync during a rewrite, in milliseconds. If it takes longer, the rewrite is postponed."""
 
 
 class Contents(Protocol[T]):
-    """What a journal is about."""
+    """The owner of a journal's records."""
 
     def read(self, index: int, partition: Partition) -> T:
-        """Everything on a partition; in the executor."""
+        """Read everything on a partition; in the executor."""
 
     async def adopt(self, index: int, read: T) -> None:
-        """Take over what was read; the partition's keys are served afterwards."""
+        """Take over the state that was read; the partition's keys are served afterwards."""
 
     def let_go(self, index: int) -> None:
-        """The partition is not led here any more: forget its keys, and tell who waits for any of them."""
+        """Forget the keys of a partition that is not led here any more, and answer requests that wait for them."""
 
     def live_keys(self, index: int) -> list[str]:
-        """The keys of a partition that have something to be written again."""
+        """Return the keys of a partition with live records."""
 
     def live_count(self, index: int) -> int:
-        """How many records that makes, about."""
+        """Return the approximate number of live records."""
 
     def live_batch(self, key: str) -> bytes | None:
-        """All of a key, as it is stored now; None if nothing is left. Raises KafkaError."""
+        """Return all live records of a key as a batch; None if there are none. Raises KafkaError."""
 
 
 class JournalTopic:
@@ -105,7 +106,9 @@ class JournalTopic:
         background: BackgroundTasks,
         config: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`new_partition_count`, `config`: what the topic is made with on its first use, beside `TOPIC_CONFIG`."""
+        """`new_partition_count`, `config`: of the topic when it is created at its first use, in addition to
+        `TOPIC_CONFIG`.
+        """
         self.name = name
         self.partitions: Sequence[Partition] = ()
         self._contents = contents
@@ -121,7 +124,7 @@ class JournalTopic:
         self._loading: set[int] = set()
         self._failed: set[int] = set()
         self._terms: Counter[int] = Counter()
-        """How often each partition was lost."""
+        """Number of times that each partition was lost."""
         self._turns: dict[int, asyncio.Lock] = {}
         self._creation: asyncio.Task[None] | None = None
         self._rewrite_at: dict[int, int] = {}
@@ -132,7 +135,7 @@ class JournalTopic:
     # -- life ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to read the topic in the background, if it is there."""
+        """Begin to read the topic in the background, if it exists."""
         if self._metadata.topic(self.name) is not None:
             self._led = self._look()
             self._loading = set(self._led)
@@ -148,14 +151,14 @@ class JournalTopic:
             self._loading.discard(index)
             self._failed.discard(index)
             self._contents.let_go(index)
-        gained = led - kept if before is not None else set()  # nothing is on those of a new topic
+        gained = led - kept if before is not None else set()  # a new topic is empty
         self._led = led
         if gained:
             self._loading |= gained
             self._background.start(self._load_all(gained), f"load {self.name}")
 
     async def stop(self) -> None:
-        """What was appended is stored, or has failed, when this is over."""
+        """Stop. Afterwards every append is stored or has failed."""
         if self._creation is not None:
             await asyncio.wait([self._creation])
         for partition in self.partitions:
@@ -168,7 +171,7 @@ class JournalTopic:
     async def ensure(self) -> None:
         """Create the topic if this is its first use. Raises KafkaError.
 
-        The creation goes on when the client that caused it hangs up, and everybody who needs it shares it.
+        The creation goes on if its client disconnects, and all requests that need the topic share it.
         """
         if self.partitions:
             return
@@ -191,7 +194,7 @@ class JournalTopic:
         self._led = self._look()
 
     def _look(self) -> set[int]:
-        """Which partitions are led here."""
+        """Return the partitions that are led here."""
         self.partitions = self._replicas.partitions(self.name)
         return {partition.index for partition in self.partitions if not partition.closed}
 
@@ -201,10 +204,10 @@ class JournalTopic:
             what = f"{self.name} cannot be created"
             DISK_LOG.tell(logger, logging.ERROR, what, f"{what}: %s", error)
 
-    # -- what is served --------------------------------------------------------------------------------------
+    # -- serving ---------------------------------------------------------------------------------------------
 
     def index_of(self, key: str) -> int:
-        """The partition of a key; the topic must be there."""
+        """Return the partition of a key; the topic must exist."""
         return partition_of(key, len(self.partitions))
 
     @property
@@ -212,11 +215,11 @@ class JournalTopic:
         return bool(self._loading)
 
     def is_loaded(self, index: int) -> bool:
-        """Whether a partition has been read, so that what is appended to it is not missed."""
+        """Return whether a partition has been read."""
         return index in self._led and index not in self._loading and index not in self._failed
 
     def unavailable(self, key: str) -> ErrorCode:
-        """NONE, or why the key cannot be served now."""
+        """Return NONE, or the reason why the key cannot be served now."""
         if not self._loading and not self._failed and len(self._led) == len(self.partitions):
             return ErrorCode.NONE
         index = self.index_of(key)
@@ -241,7 +244,7 @@ class JournalTopic:
             failure: Exception | None = None
             try:
                 partition.log  # noqa: B018  opened here, on the event loop, which owns it
-                # What the leader before had appended is there for good when this one has it on all replicas.
+                # Records of the previous leader are committed once all replicas have them.
                 while not partition.is_end_known:
                     await partition.wait_for_high_watermark(partition.log.log_end_offset, SYNC_MS_MAX)
                 read = await asyncio.get_running_loop().run_in_executor(
@@ -252,11 +255,13 @@ class JournalTopic:
             except Exception as error:  # noqa: BLE001  whatever is wrong with it, the other partitions are served
                 failure = error
             if self._terms[index] != term or partition.closed:
-                self._contents.let_go(index)  # another broker leads it now, or did meanwhile
+                self._contents.let_go(index)  # another broker leads it now, or led it meanwhile
                 return
             self._loading.discard(index)
             if failure is not None:
-                logger.error("%s-%d cannot be read; nothing of it is served: %s", self.name, index, failure)
+                logger.error(
+                    "%s-%d cannot be read, so none of its keys is served: %s", self.name, index, failure
+                )
                 self._failed.add(index)
                 return
         self._rewrite_if_worth_it(index)
@@ -264,8 +269,8 @@ class JournalTopic:
     # -- append ----------------------------------------------------------------------------------------------
 
     def append(self, index: int, batch: bytes, later: Later) -> bool:
-        """Put a batch on a partition. True: it is stored. False: `later` will be told. Raises KafkaError: it is
-        not there, and `later` will not be told.
+        """Append a batch. True: it is stored. False: `later` will be called. Raises KafkaError if it was not appended;
+        `later` is not called then.
         """
         held = self._held.get(index)
         if held is not None:
@@ -277,7 +282,7 @@ class JournalTopic:
         from headrace.broker.log.partition_log import AppendOrigin
 
         if not self.partitions:
-            raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{self.name} is not there yet")
+            raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{self.name} does not exist yet")
         partition = self.partitions[index]
         end_offset = partition.append(batch, AppendOrigin.COORDINATOR).last_offset + 1
         if end_offset - partition.log.log_start_offset >= self._rewrite_at.get(index, REWRITE_RECORDS_MIN):
@@ -307,9 +312,9 @@ class JournalTopic:
                 await self._write_again(index, keys[first : first + KEYS_PER_TURN])
                 await asyncio.sleep(0)
             await self._settled(partition)
-            # With `durability=process` a power cut may take the last seconds, never all that was ever stored.
+            # With `durability=process` a power cut may lose the last seconds, but never older records.
             await partition.flush(self._executor)
-            # What open transactions have committed is nowhere else.
+            # Offsets committed in open transactions have no other copy.
             partition.delete_records(min(start, partition.last_stable_offset))
         except KafkaError as error:
             logger.warning("%s-%d cannot be rewritten now: %s", self.name, index, error)
@@ -318,10 +323,10 @@ class JournalTopic:
             self._rewriting.discard(index)
         kept = partition.log.log_end_offset - start
         self._rewrite_at[index] = max(REWRITE_RECORDS_MIN, REWRITE_FACTOR * kept)
-        logger.info("rewrote %s-%d: %d records are left of %d", self.name, index, kept, start + kept)
+        logger.info("rewrote %s-%d: kept %d of %d records", self.name, index, kept, start + kept)
 
     async def _write_again(self, index: int, keys: Sequence[str]) -> None:
-        """Append what is stored of `keys`. Other appends wait meanwhile: what is on its way is not in it yet."""
+        """Append the stored state of `keys` again. Other appends wait meanwhile, as their outcome is not in it yet."""
         from headrace.broker.log.partition_log import AppendOrigin
 
         partition = self.partitions[index]
@@ -342,24 +347,24 @@ class JournalTopic:
                     later(error)
 
     async def _settled(self, partition: Partition) -> None:
-        """Wait until everything appended so far is stored, and everybody has been told."""
+        """Wait until everything appended so far is stored and its owner is notified."""
         end_offset = partition.log.log_end_offset
         if not await partition.wait_for_high_watermark(end_offset, SYNC_MS_MAX):
             raise KafkaError(
                 ErrorCode.REQUEST_TIMED_OUT,
-                f"an fsync of {self.name}-{partition.index} takes a minute and more",
+                f"an fsync of {self.name}-{partition.index} takes longer than a minute",
             )
 
 
 def _may_have_moved(before: TopicEntry | None, entry: TopicEntry, index: int) -> bool:
-    """Whether somebody else may have led the partition between two states in which this broker does: each change of the
-    leader raises the epoch by one.
+    """Return whether another broker may have led the partition between two states in which this broker leads: each
+    change of the leader raises the epoch by one.
     """
     return before is not None and entry.state(index).leader_epoch > before.state(index).leader_epoch + 1
 
 
 def partition_of(key: str, partition_count: int) -> int:
-    """The partition that a key lives in: abs(hashCode) % partitions, as in Java."""
+    """Return the partition of a key: abs(hashCode) % partitions, as in Java."""
     return _java_hash(key) % partition_count
 
 
@@ -377,9 +382,9 @@ def _java_hash(key: str) -> int:
 def read_records(
     batch: memoryview | bytes, decode: Callable[[bytes | None, bytes | None], T | None], topic: str
 ) -> Iterator[T]:
-    """What the records of one batch say, by key and value; `decode` gives None for a kind that is not known here.
+    """Yield the decoded records of one batch. `decode` gets key and value, and returns None for an unknown kind.
 
-    A record that cannot be read (DecodeError) is reported and left out: it must not take every other key with it.
+    A record that cannot be read (DecodeError) is reported and skipped, so that the other keys stay usable.
     """
     from headrace.protocol.records.small import read_small
 
@@ -394,7 +399,7 @@ def read_records(
 
 
 def read_batches(partition: Partition) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """Every batch of a partition, in order. Blocking; the partition must be open."""
+    """Yield every batch of a partition, in order. Blocking; the partition must be open."""
     from headrace.protocol.records.header import iter_headers
 
     offset = partition.log.log_start_offset

@@ -1,11 +1,11 @@
-"""Topics out of the data directory of an Apache Kafka that is stopped, into ours, whose broker is stopped.
+"""Import topics from the data directory of a stopped Apache Kafka into that of a stopped broker.
 
-A partition's segments are taken as they are, byte for byte, with their offsets, epochs and transactions; every batch is
-read and its CRC checked first. Indexes are made again. A topic keeps its id. What Kafka keeps elsewhere does not come
-along: topic configurations (give them), and the offsets of groups.
+Segments are copied byte for byte, with their offsets, epochs and transactions, after every batch was read and its CRC
+checked. Indexes are built anew. A topic keeps its id. Topic configurations (pass them) and the offsets of groups are
+not imported, as Kafka keeps them elsewhere.
 
-A topic appears when all of its files are in place and synced; an import that dies half-way leaves folders that the next
-start sets aside.
+A topic appears when all of its files are in place and synced; an interrupted import leaves folders that the next start
+sets aside.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ANY_OFFSET = (1 << 63) - 1
 
 
 class ImportedPartition(msgspec.Struct):
-    """What was found of one partition. `compacted_to`: below it offsets are missing."""
+    """A partition that was found. `compacted_to`: offsets may be missing below it."""
 
     folder: Path
     index: int
@@ -58,10 +58,10 @@ class ImportedPartition(msgspec.Struct):
 
 
 def find_topics(kafka_data: Path) -> dict[str, list[ImportedPartition]]:
-    """The partitions in a data directory of Kafka, by topic; internal topics left out. Raises ConfigError."""
+    """Return the partitions in a data directory of Kafka, by topic, without internal topics. Raises ConfigError."""
     if not (kafka_data / "meta.properties").exists():
         raise ConfigError(
-            f"{kafka_data} is no data directory of Apache Kafka: it has no meta.properties; give one of its log.dirs"
+            f"{kafka_data} is not a data directory of Apache Kafka (no meta.properties): pass one of its log.dirs"
         )
     starts = _start_offsets(kafka_data)
     topics: dict[str, list[ImportedPartition]] = {}
@@ -97,10 +97,10 @@ async def import_topics(
     entropy: Entropy,
     node_id: int = 0,
 ) -> dict[str, list[ImportedPartition]]:
-    """Import `topics`, all of them if none is named, with `config` each. Gives what was imported.
+    """Import `topics` (all if empty), each with `config`. Return the imported topics.
 
-    Raises ConfigError, and KafkaError for a configuration that is not accepted; nothing was imported then, except the
-    topics before the one that failed.
+    Raises ConfigError, and KafkaError for a configuration that is not accepted. Topics before the failed one stay
+    imported.
     """
     with _locked(kafka_data):
         found = find_topics(kafka_data)
@@ -125,7 +125,7 @@ async def import_topics(
 
 
 class _locked:  # noqa: N801 - used like a function
-    """Holds the lock that a running Kafka holds."""
+    """Holds the lock that a running Kafka holds on its data directory."""
 
     def __init__(self, kafka_data: Path) -> None:
         self._path = kafka_data / ".lock"
@@ -156,28 +156,24 @@ async def _import_topic(
 ) -> None:
     check_topic_name(name)
     if await store.get(topic_path(name)) is not None:
-        raise ConfigError(
-            f"topic {name!r} exists here already; delete it first, or name other topics to import"
-        )
+        raise ConfigError(f"topic {name!r} already exists: delete it first, or name other topics to import")
     if [partition.index for partition in partitions] != list(range(len(partitions))):
         have = ", ".join(str(partition.index) for partition in partitions)
-        raise ConfigError(
-            f"of topic {name!r} only the partitions {have} are in {partitions[0].folder.parent}"
-        )
+        raise ConfigError(f"{partitions[0].folder.parent} has only the partitions {have} of topic {name!r}")
     for partition in partitions:
         _examine(partition)
     topic_id = next((p.topic_id for p in partitions if p.topic_id is not None), None) or entropy.uuid()
     image = TopicImage(name, topic_id, len(partitions), dict(config))
     for partition in partitions:
         _copy(partition, directory.prepare_partition_dir(image, partition.index))
-    # Led with the epochs that the logs were written with, at least: epochs never go back.
+    # This broker leads them with at least the epochs of the logs: epochs never decrease.
     mine = directory.broker_id
     states = [PartitionState((mine,), mine, max(each.leader_epoch, 0), (mine,)) for each in partitions]
     await store.transact(creation(TopicEntry(image, 0, chunks_of(states))))
 
 
 def _examine(partition: ImportedPartition) -> None:
-    """Read every batch. A torn tail of the last segment is left for the first open to cut."""
+    """Read every batch. A torn tail of the last segment stays; the first open cuts it."""
     disk = SystemDisk()
     next_offset = int(partition.segments[0].name[:OFFSET_DIGITS]) if partition.segments else 0
     partition.log_start_offset = max(partition.log_start_offset, next_offset)
@@ -209,7 +205,7 @@ def _copy(partition: ImportedPartition, target: Path) -> None:
         partition.folder / EPOCHS_NAME,
         *partition.folder.glob(f"*{SNAPSHOT_SUFFIX}"),
     ]
-    for leftover in target.iterdir():  # of an import that died half-way
+    for leftover in target.iterdir():  # from an interrupted import
         if leftover.name != PARTITION_METADATA:
             leftover.unlink()
     disk.open(target / PARTITION_METADATA).sync()

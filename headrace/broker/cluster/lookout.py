@@ -1,10 +1,10 @@
-"""Noticing that another broker's process has ended, before its session does.
+"""Notice that another broker's process has ended, before its session expires.
 
-Each broker keeps a connection to each of the others. One that ends, to a broker whom nobody can connect to any more
-because nothing listens there, was that of a process that has ended: its registration is taken out of the store, and if
-it was the controller so is that. Silence says nothing: that is left to the session. What is taken out is what was seen,
-compared and set; should the process be alive all the same, it registers anew (and is another incarnation), and no
-leader epoch, nor what it acknowledges, depends on who was right.
+Each broker keeps a connection to each other broker. If it ends, and a new one is refused because no process listens
+there, the process has ended: its registration is removed from the store, and so is its controllership. A broker that is
+only silent is left to its session. The removal is a compare-and-set of the registration that was seen. A process that
+is alive after all registers again, as another incarnation; leader epochs and acknowledgements stay correct in both
+cases.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace.replication")
 
 AGAIN_SECONDS: Final = 1.0
-"""After a connection that could not be made, or the store could not be asked."""
+"""Pause after a connection failed, or the store could not be reached."""
 
 
 class Lookout:
-    """Of one broker; on its event loop."""
+    """The connections of one broker to the others; on its event loop."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Lookout:
         self._look()
 
     def _look(self) -> None:
-        """Who is alive has changed."""
+        """Follow changes of the brokers that are alive."""
         alive = {
             broker.broker_id: broker.epoch
             for broker in self._metadata.image.brokers.values()
@@ -64,7 +64,7 @@ class Lookout:
         for broker_id, epoch in alive.items():
             if broker_id not in self._watched:
                 work = self._watch(broker_id, epoch)
-                name = f"whether broker {broker_id} is there"
+                name = f"watching broker {broker_id}"
                 self._watched[broker_id] = epoch, self._background.start(work, name)
 
     async def _watch(self, broker_id: int, epoch: int) -> None:
@@ -84,10 +84,10 @@ class Lookout:
             try:
                 await conversation.ended()
             finally:
-                conversation.close("nobody looks out for it any more")
+                conversation.close("the broker is not watched any more")
 
     async def _ended(self, broker_id: int, epoch: int) -> bool:
-        """Whether nothing is left in the store of the process that has ended."""
+        """Remove the ended process from the store. True if nothing of it is left there."""
         store, path = self._store, f"{tree.BROKER_IDS}/{broker_id}"
         try:
             node = await store.get(path)

@@ -1,14 +1,14 @@
-"""This broker follows the coordination store, and carries changes out in it.
+"""Follow the coordination store, and carry out changes in it.
 
-The store is the truth (`broker.metadata.tree`): a topic exists when its node does. A change is decided by the image of
-the store (`broker.metadata.controller`, pure), written as compare-and-set, and then followed: first by this broker's
-partitions (`broker.replication.replicas`), then by the metadata that everything reads. One change at a time (`change`).
-A change that another writer has overtaken is decided again on the newer image.
+The store is authoritative (`broker.metadata.tree`): a topic exists when its node does. A change is decided on the image
+of the store (`broker.metadata.controller`, pure) and written by compare-and-set. Then this broker's partitions follow
+it (`broker.replication.replicas`), and then the metadata that requests read. There is one change at a time (`change`).
+If another writer was faster, the change is decided again on the newer image.
 
-Every broker of a cluster decides what its own clients ask for. All writers compare with the journal of changes, so the
-changes of all brokers come one after the other: no request is handed to another broker, and no broker has to trust
-another one about a client. The controller alone sees to brokers that come and go. Every broker hears of changes by one
-watch (`run`). It is fenced while it has no registration that the controller has seen.
+Every broker decides the requests of its own clients. All writers compare with the journal of changes, which orders the
+changes of all brokers. So no request is forwarded, and no broker has to trust another one about a client. Only the
+controller handles brokers that come and go. Every broker follows changes by one watch (`run`). It is fenced while it
+has no registration that the controller has seen.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Result = TypeVar("Result")
 KNOWN_SECONDS: Final = 5.0
 """Longest time that a change waits for other brokers to follow it; one of them may have died just now."""
 RETRY_SECONDS: Final = 0.5
-"""Pause after the store could not be asked, or another broker has this one's id."""
+"""Pause after the store could not be reached, or while another broker has this one's id."""
 
 
 class MetadataFollower:
@@ -68,7 +68,7 @@ class MetadataFollower:
         self.change = asyncio.Lock()
         """Held by the one change that is decided, written and followed."""
         self.installed = asyncio.Event()
-        """Set with every image that is served; a waiter clears it."""
+        """Set with every image that is served; each waiting task clears it."""
         self._store = store
         self._metadata = metadata
         self._member = member
@@ -105,7 +105,7 @@ class MetadataFollower:
         await self._files.set_aside_strays(entries)
         if prepare is not None:
             await prepare(entries)
-        # By name: an extension's topic may depend on another one whose name is the beginning of its own.
+        # In order of names: an extension's topic may depend on one whose name is a prefix of its own.
         for entry in entries:
             await self._replicas.follow(None, entry, open_all=open_all)
             self._metadata.put(entry)
@@ -119,27 +119,29 @@ class MetadataFollower:
             await self._replicas.close()
         await self._files.close()
 
-    # -- knowing what has changed ----------------------------------------------------------------------------
+    # -- following changes -----------------------------------------------------------------------------------
 
     async def refreshed(self) -> None:
-        """Follow every change that was made before, by any broker.
+        """Follow every earlier change by any broker.
 
-        A client that one broker has told of a change may ask another broker about it. Costs an answer of the store;
-        nothing where the broker is alone.
+        A client that learned of a change from one broker may ask another one about it. Costs one request to the store;
+        nothing if the broker is alone.
         """
         if not self._metadata.is_alone:
             async with self.change:
                 await self.catch_up()
 
     async def settled(self) -> None:
-        """Wait for the changes that are under way, such as the creation of a topic."""
+        """Wait for changes in progress, such as the creation of a topic."""
         async with self.change:
             pass
 
     async def defaults_changed(
         self, broker_defaults: Mapping[str, str], producer_id_expiration_ms: int
     ) -> None:
-        """Give topics other defaults. Open logs follow; returns when a stricter durability is kept on disk."""
+        """Give topics other defaults. Open logs follow. Returns when a stricter durability is in effect for all their
+        records.
+        """
         metadata = self._metadata
         metadata.topic_configs.defaults_changed(broker_defaults, producer_id_expiration_ms)
         self.install(metadata.image.with_topics({}))
@@ -148,7 +150,7 @@ class MetadataFollower:
     # -- carrying out ----------------------------------------------------------------------------------------
 
     async def to_the_end(self, change: Coroutine[Any, Any, Result]) -> Result:
-        """Carry a change out even if its caller is cancelled: the image must not differ from the store."""
+        """Complete a change even if its caller is cancelled: the image must not differ from the store."""
         task = asyncio.get_running_loop().create_task(self._known_to_all(change))
         self._changes.add(task)
         task.add_done_callback(self._ended)
@@ -171,7 +173,7 @@ class MetadataFollower:
             task.exception()  # marks it as retrieved: a caller that was cancelled does not ask for it
 
     async def carry_out(self, decide: Callable[[], Awaitable[Event | None]]) -> None:
-        """Write what `decide` gives and follow it. After another writer's change, read on and decide again.
+        """Write the event that `decide` returns and follow it. After another writer's change, read it and decide again.
 
         The caller holds `change`. Raises KafkaError if the change is refused, NOT_CONTROLLER if this broker is not the
         controller any more.
@@ -200,7 +202,7 @@ class MetadataFollower:
             )
 
     async def _write(self, transaction: Transaction) -> bool:
-        """Return False if the store was lost meanwhile and does not have the transaction. Raises what it refuses."""
+        """Return False if the store was lost meanwhile without the transaction. Raises the store's refusal."""
         try:
             await self._store.transact(transaction.operations)
         except StoreOutcomeUnknownError as unknown:
@@ -231,7 +233,7 @@ class MetadataFollower:
     # -- following -------------------------------------------------------------------------------------------
 
     async def _follow(self, image: ClusterImage, changes: Mapping[str, TopicEntry | None]) -> None:
-        """Make this broker's partitions what they are in `image`, and then serve it."""
+        """Bring this broker's partitions to the state in `image`, and then serve it."""
         gone = {}
         for name, entry in changes.items():
             before = self._metadata.image.topics.get(name)
@@ -259,14 +261,14 @@ class MetadataFollower:
             logger.info("deleted topic %s, id %s", topic.name, topic.topic_id)
 
     def install(self, image: ClusterImage) -> None:
-        """Serve an image, and wake what waits for one."""
+        """Serve an image, and wake tasks that wait for one."""
         self.installed.set()
         self._metadata.install(image)
 
-    # -- among other brokers ---------------------------------------------------------------------------------
+    # -- following other brokers -----------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Follow what other brokers change, and stay registered, until cancelled. Returns at once where the broker is
+        """Follow changes by other brokers, and stay registered, until cancelled. Returns at once if the broker is
         alone.
         """
         if self._metadata.is_alone:
@@ -281,7 +283,7 @@ class MetadataFollower:
                     async with self.change:
                         await self._turn()
                 except (StoreUnavailableError, StoreOutcomeUnknownError, KafkaError) as error:
-                    logger.warning("the cluster cannot be followed now: %s", error)
+                    logger.warning("cannot follow the cluster now; trying again: %s", error)
                     self._must_stand = True
                     await asyncio.sleep(RETRY_SECONDS)
                     self._woken.set()
@@ -308,7 +310,7 @@ class MetadataFollower:
         await self._member.confirm(metadata.image.changes.version)
 
     async def _attend(self) -> None:
-        """See to every broker that has come, gone or is about to stop, as the controller does."""
+        """Handle brokers that came, went or are about to stop, if this broker is the controller."""
         registered = await read_registrations(self._store)
 
         async def decide() -> Event | None:

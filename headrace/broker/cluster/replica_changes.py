@@ -1,4 +1,4 @@
-"""Changes of who holds and leads partitions: reassignments, elections, in-sync replicas, replicas that are lost."""
+"""Changes of replicas and leaders: reassignments, elections, in-sync replicas, lost replicas."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from headrace.broker.runtime.slices import Slices
 
 PARTITIONS_PER_CHANGE: Final = 500
-"""Partitions of one request that one transaction moves."""
+"""Maximum number of partitions of one request that one transaction moves."""
 
 
 class Reassignment(NamedTuple):
-    """A partition and the brokers that are to hold it; None cancels the reassignment that is under way."""
+    """A partition and its new replicas; None cancels the reassignment in progress."""
 
     topic: str
     partition: int
@@ -57,11 +57,11 @@ class ReplicaChanges:
         self._broker_id = broker_id
         self._slices = slices
 
-    # -- what clients ask for ----------------------------------------------------------------------------------
+    # -- requests of clients -----------------------------------------------------------------------------------
 
     async def elect_leaders(self, partitions: Sequence[tuple[str, int]] | None, *, unclean: bool) -> None:
-        """Elect the preferred leaders of these partitions, None: of all. `unclean`: elect any replica that is alive
-        where no other may lead.
+        """Elect the preferred leaders of these partitions (None: of all). `unclean`: elect any live replica if no
+        eligible one can lead.
         """
         event = ElectLeaders(None if partitions is None else tuple(partitions), unclean)
         await self._following.to_the_end(self._carry_out(event))
@@ -122,22 +122,22 @@ class ReplicaChanges:
             return error
         return None
 
-    # -- what this broker's partitions ask for -----------------------------------------------------------------
+    # -- requests of this broker's partitions ------------------------------------------------------------------
 
     async def change_isrs(self, proposals: Sequence[ChangeIsr]) -> None:
-        """Carry out proposals of leaders among this broker's partitions. Those that the newest image has overtaken are
-        left out. Raises KafkaError when the outcome is unknown.
+        """Carry out proposals by leaders on this broker. Outdated ones are left out. Raises KafkaError when the outcome
+        is unknown.
         """
         await self._carry_out(ChangeIsrs(tuple(proposals)))
 
     async def lose_replicas(self, partitions: Sequence[tuple[str, int]]) -> None:
-        """Give up this broker's replicas of these partitions, (topic, index): their logs cannot be relied on any more.
+        """Give up this broker's replicas of these partitions (topic, index), whose logs are not reliable any more.
         Raises KafkaError when the outcome is unknown.
         """
         await self._carry_out(ReplicasLost(self._broker_id, tuple(partitions)))
 
     async def set_aside_replica(self, topic: TopicImage, index: int) -> bool:
-        """Set aside the files of a damaged replica, which stay for an operator to look at.
+        """Set aside the files of a damaged replica, which stay for inspection.
 
         Return False, and do nothing, while this broker is in the ISR or eligible: no other broker is known to have
         every record.

@@ -1,9 +1,8 @@
-"""What this broker does for partitions with several replicas: as a follower it copies, as a leader it sees to the ISR.
+"""Replication on this broker: followers copy partitions, leaders maintain the ISR.
 
-One fetcher for each broker that is followed. Changes of the ISR that leaders propose are written together, each by
-compare-and-set (`broker.metadata.controller.ChangeIsrs`): the leader itself writes them, as of the image that it was
-decided by, and whatever has changed since makes it void. While nobody knows whether one was carried out it is repeated,
-and the leader takes both for possible.
+There is one fetcher for each followed broker. The leader itself writes changes of the ISR, several together, each by
+compare-and-set on the image on which it was decided (`broker.metadata.controller.ChangeIsrs`): any later change voids
+it. While the outcome of a change is unknown it is repeated, and the leader considers both outcomes possible.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ RETRY_SECONDS: Final = 0.2
 
 
 class Replication:
-    """Of one broker; on its event loop. `start` begins what it does; what leads and follows may be there before."""
+    """The replication of one broker; on its event loop. Partitions and followers may exist before `start`."""
 
     def __init__(
         self, broker_id: int, config: BrokerConfig, clock: Clock, background: BackgroundTasks
@@ -86,11 +85,11 @@ class Replication:
         for follower in waiting:
             self.follows(follower)
         metadata.broker_listeners.append(self._brokers_changed.set)
-        self._background.keep(self._give_up_failed, "replicas whose logs have failed")
-        self._background.keep(self._advance_all, "replicas of brokers that are gone")
-        self._background.keep(self._write_isrs, "changes of in-sync replicas")
-        self._background.keep(self._look_for_lag, "replicas that lag behind")
-        self._background.keep(self._prefer_leaders, "partitions that are not led by their first replica")
+        self._background.keep(self._give_up_failed, "giving up failed replicas")
+        self._background.keep(self._advance_all, "advancing partitions without lost brokers")
+        self._background.keep(self._write_isrs, "writing changes of in-sync replicas")
+        self._background.keep(self._look_for_lag, "checking the lag of replicas")
+        self._background.keep(self._prefer_leaders, "electing preferred leaders")
 
     @property
     def led(self) -> Iterable[ReplicatedPartition]:
@@ -145,7 +144,9 @@ class Replication:
         self._loop.call_soon_threadsafe(self._failing.set)
 
     async def _give_up_failed(self) -> None:
-        """Others lead what failed here, and have it alone; what is damaged is then copied anew from them."""
+        """Give up failed replicas, so that only other brokers lead them; then copy damaged ones again from their
+        leaders.
+        """
         while True:
             await self._failing.wait()
             self._failing.clear()
@@ -159,7 +160,7 @@ class Replication:
                     if isinstance(replica, Follower) and replica.is_damaged and not replica.ended:
                         await self._copy_anew(replica)
             except (*STORE_LOST, KafkaError) as error:
-                logger.info("replicas that have failed here cannot be given up now: %s", error)
+                logger.info("cannot give up failed replicas now; trying again: %s", error)
                 self._failed |= failed
                 await asyncio.sleep(RETRY_SECONDS)
                 self._failing.set()
@@ -171,7 +172,7 @@ class Replication:
                 follower.partition.topic, follower.partition.index
             )
         except OSError as error:
-            logger.error("what is damaged of %s cannot be put out of the way: %s", follower.name, error)
+            logger.error("cannot set aside the damaged files of %s: %s", follower.name, error)
             return
         if is_out_of_the_way and not follower.ended:
             follower.begin_anew()
@@ -192,7 +193,7 @@ class Replication:
             try:
                 await self._changes.change_isrs(list(proposals.values()))
             except (*STORE_LOST, KafkaError) as error:
-                logger.info("in-sync replicas cannot be changed now: %s", error)
+                logger.info("cannot change in-sync replicas now; trying again: %s", error)
                 for partition, change in proposals.items():
                     if partition in self._led:
                         self._proposals.setdefault(partition, change)
@@ -201,14 +202,14 @@ class Replication:
                 continue
             for partition, change in proposals.items():
                 if not partition.closed:
-                    partition.refused(change)  # unless the state is another one by now
+                    partition.refused(change)  # ignored if the state has changed by now
             if not self._proposals.keys().isdisjoint(proposals):
                 await asyncio.sleep(
                     RETRY_SECONDS
-                )  # at once it would be refused again, and nobody else would run
+                )  # an immediate retry would be refused again, and would leave no time for other work
 
     async def _advance_all(self) -> None:
-        """Who was about to join an ISR, and is gone, is not waited for any more."""
+        """Stop waiting for brokers that were about to join an ISR and are gone."""
         while True:
             await self._brokers_changed.wait()
             self._brokers_changed.clear()
@@ -219,14 +220,14 @@ class Replication:
                     partition.look_again()
 
     async def _prefer_leaders(self) -> None:
-        """The controller sees to it: leaders that went elsewhere while a broker was away come back."""
+        """Return leadership to preferred leaders after a broker was away, if this broker is the controller."""
         while True:
             await asyncio.sleep(self._config["leader.imbalance.check.interval.seconds"])
             if self._config["auto.leader.rebalance.enable"] and self._metadata.is_controller:
                 try:
                     await self._changes.elect_leaders(None, unclean=False)
                 except (*STORE_LOST, KafkaError) as error:
-                    logger.info("preferred leaders cannot be elected now: %s", error)
+                    logger.info("cannot elect preferred leaders now: %s", error)
 
     async def _look_for_lag(self) -> None:
         while True:
@@ -240,7 +241,7 @@ class Replication:
     # -- for followers -------------------------------------------------------------------------------------
 
     def follows(self, follower: Follower) -> None:
-        """It is there, or follows another leader or epoch than before."""
+        """Begin to copy for a new follower, or follow its change of leader or epoch."""
         if self._peers is None:
             self._waiting[follower] = None
             return
@@ -266,7 +267,7 @@ class Replication:
                 throttle=self._throttle,
                 clock=self._clock.monotonic,
             )
-            self._background.keep(fetcher.run, f"what broker {leader} leads")
+            self._background.keep(fetcher.run, f"fetching from broker {leader}")
         self._fetcher_of[follower] = fetcher
         fetcher.add(key, follower)
 

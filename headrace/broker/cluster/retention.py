@@ -1,7 +1,8 @@
-"""Retention: deletes the old segments of every partition, one partition after the other, again and again.
+"""Retention: deletes the old segments of every partition, one partition after the other, repeatedly.
 
-What is old is the topic's to say (`PartitionLog.delete_old_segments`); the high watermark and the floors of hooks and
-policies hold it back. A partition whose segments cannot be deleted is told of and tried again the next time.
+The topic's configuration decides which segments are old (`PartitionLog.delete_old_segments`); the high watermark and
+the floors of hooks and policies limit it. A partition whose segments cannot be deleted is reported and tried again in
+the next round.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ logger = logging.getLogger("headrace.server")
 
 
 class Retention:
-    """Everything on the event loop, which goes on between two partitions."""
+    """One object per broker, on the event loop, which runs other work between two partitions."""
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class Retention:
         background: BackgroundTasks,
         removals: asyncio.Lock | None = None,
     ) -> None:
-        """`removals`: held by whoever needs all files of segments to stay where they are."""
+        """`removals`: the lock of tasks that need the files of all segments to stay."""
         self._removals = removals or asyncio.Lock()
         self._config = config
         self._replicas = replicas
@@ -49,7 +50,7 @@ class Retention:
         self._background = background
 
     async def run(self) -> None:
-        """Delete what is old for as long as the broker runs."""
+        """Delete old segments until cancelled."""
         await asyncio.sleep(self._config["log.initial.task.delay.ms"] / 1000)
         while True:
             for partition in self._replicas.all_partitions():
@@ -59,7 +60,7 @@ class Retention:
                     async with self._removals:
                         deleted = partition.apply_retention(self._ages.time_ms(), self._floor(partition))
                 except (KafkaError, OSError) as error:
-                    if is_disk_full(error):  # which was told
+                    if is_disk_full(error):  # which was reported
                         self._deleted_files.hurry()
                     else:
                         logger.error("retention of %r failed: %s", partition, error)
@@ -73,6 +74,6 @@ class Retention:
             await asyncio.sleep(self._config["log.retention.check.interval.ms"] / 1000)
 
     def _floor(self, partition: Partition) -> int | None:
-        """Of a partition without hooks; those that have some know their own."""
+        """Return the lowest offset that policies keep, of a partition without hooks; hooks know their own."""
         floors = [] if partition.hooks else [policy.retention_floor(partition) for policy in self._policies]
         return min((floor for floor in floors if floor is not None), default=None)

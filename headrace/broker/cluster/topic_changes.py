@@ -1,7 +1,7 @@
-"""Topics are created, altered, grown and deleted: the only way to change them.
+"""Create, alter, grow and delete topics. Nothing else changes them.
 
-Each change is decided by the image of the moment and carried out by `broker.cluster.metadata_follower`, to its end even
-if the client has gone. When it returns, every broker that is alive has followed it.
+Each change is decided on the present image and completed by `broker.cluster.metadata_follower`, even if the client has
+disconnected. When it returns, every live broker has followed it.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace.metadata")
 
 MANY_TOPICS: Final = 1000
-"""Topics of one request from which on the garbage collector must not look through the new objects in one pass."""
+"""Number of topics in a request from which on the garbage collector must not scan the new objects in one pass."""
 TOPICS_PER_CHANGE: Final = 40
-"""Topics of one request that one transaction of the store creates."""
+"""Maximum number of topics of one request that one transaction of the store creates."""
 TOPICS_PER_TURN: Final = 32
-"""Topics whose configuration is checked in one turn of the event loop."""
+"""Maximum number of topics whose configuration is checked in one turn of the event loop."""
 _FACTOR_CONFIGS: Final = {
     "__consumer_offsets": "offsets.topic.replication.factor",
     "__transaction_state": "transaction.state.log.replication.factor",
@@ -61,8 +61,8 @@ _FACTOR_CONFIGS: Final = {
 
 
 class NewTopic(NamedTuple):
-    """A topic to be created. `partitions` and `replication_factor` -1 take the broker's default. `assignment`: the
-    replicas of each partition, if the client has chosen them.
+    """A topic to create. `partitions` and `replication_factor` -1 take the broker's default. `assignment`: the replicas
+    of each partition, if the client has chosen them.
     """
 
     name: str
@@ -73,9 +73,10 @@ class NewTopic(NamedTuple):
 
 
 class TopicDefaults(NamedTuple):
-    """What a topic has where its creation does not say it.
+    """Defaults of a topic for fields that its creation leaves out.
 
-    `journals`: replicas of the broker's own topics, and how many of them have to be in sync (None: as for any topic).
+    `journals`: the number of replicas of internal topics, and of in-sync ones that writes need (None: as for any
+    topic).
     """
 
     partitions: int = 1
@@ -118,7 +119,7 @@ class TopicChanges:
         replication_factor: int = -1,
         validate_only: bool = False,
     ) -> TopicImage:
-        """Create a topic; when this returns it can be written to and survives any crash.
+        """Create a topic. When this returns, it accepts writes and survives any crash.
 
         `partitions` and `replication_factor` -1 take the broker's default. Raises KafkaError: INVALID_TOPIC_EXCEPTION,
         TOPIC_ALREADY_EXISTS, INVALID_PARTITIONS, INVALID_CONFIG, POLICY_VIOLATION.
@@ -130,10 +131,10 @@ class TopicChanges:
         return created
 
     async def create_journal(self, name: str, partitions: int, config: Mapping[str, str]) -> None:
-        """Create a topic of the broker's own with its number of replicas; with one, where the broker is alone.
+        """Create an internal topic with its configured number of replicas; with one replica if the broker is alone.
 
-        Raises KafkaError(COORDINATOR_NOT_AVAILABLE) until so many brokers are registered (KIP-115): a topic that is
-        created while the others start for the first time would have too few replicas for ever.
+        Raises KafkaError(COORDINATOR_NOT_AVAILABLE) until enough brokers are registered (KIP-115): a topic created
+        during the first start of a cluster would have too few replicas forever.
         """
         factor, min_isr = self._defaults.journals.get(name, (1, None))
         if self._metadata.is_alone:
@@ -147,15 +148,15 @@ class TopicChanges:
                 raise
             raise KafkaError(
                 ErrorCode.COORDINATOR_NOT_AVAILABLE,
-                f"{name} is made when {factor} brokers are registered. A cluster that is to have fewer says so:"
+                f"{name} is created when {factor} brokers are registered. For a smaller cluster, lower"
                 f" {_FACTOR_CONFIGS[name]}. {error.message}",
             ) from error
 
     async def create_topics(
         self, topics: Sequence[NewTopic], *, validate_only: bool = False
     ) -> list[TopicImage | KafkaError]:
-        """Create the topics of a client's request, many by one transaction of the store. Return each topic's image, or
-        its error.
+        """Create the topics of a client's request, many in one transaction of the store. Return each topic's image or
+        error.
 
         Names that collide with those of other topics are refused (`ClusterMetadata.check_collision`).
         """
@@ -168,7 +169,7 @@ class TopicChanges:
         return made
 
     def factor_of(self, topic: NewTopic) -> int:
-        """The number of replicas that a new topic's partitions are to have."""
+        """Return the number of replicas for a new topic's partitions."""
         if topic.assignment is not None:
             return max(map(len, topic.assignment), default=1)
         if topic.replication_factor != -1:
@@ -247,7 +248,7 @@ class TopicChanges:
                 await asyncio.sleep(0)
             try:
                 image = await self._new_image(topic, topic_id, names, absent)
-                # With this id it was created already, before another writer was in between.
+                # It was created with this id before another writer intervened.
                 if check_collisions and self._metadata.topic_by_id(topic_id) is None:
                     self._metadata.check_collision(image.name)
                     check_collision(image.name, taken.setdefault(metric_name(image.name), image.name))
@@ -289,7 +290,7 @@ class TopicChanges:
     async def delete_topic(self, name: str, only_while: Callable[[], bool] | None = None) -> None:
         """Delete a topic and its records.
 
-        `only_while` is called in the step that deletes it, and says whether the caller's reason still holds. Raises
+        `only_while` is called in the step that deletes it, and returns whether the caller's reason still holds. Raises
         KafkaError: UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE if the reason does not hold.
         """
         await self._following.to_the_end(self._delete_topic(name, only_while))
@@ -299,7 +300,7 @@ class TopicChanges:
             if only_while is not None and not only_while():
                 raise KafkaError(
                     ErrorCode.LEADER_NOT_AVAILABLE,
-                    f"topic {name} stays: who leads it has changed since it was looked at, or it took too long",
+                    f"topic {name} is not deleted: its leadership changed during the check, or the check took too long",
                 )
             return DeleteTopic(name)
 
@@ -307,7 +308,7 @@ class TopicChanges:
             await self._following.carry_out(decide)
 
     async def delete_topics(self, topics: Sequence[TopicImage]) -> list[KafkaError | None]:
-        """Delete topics and their records, many by one transaction of the store. Return each topic's error, or None."""
+        """Delete topics and their records, many in one transaction of the store. Return each topic's error, or None."""
         return await self._following.to_the_end(self._delete_topics(topics))
 
     async def _delete_topics(self, topics: Sequence[TopicImage]) -> list[KafkaError | None]:
@@ -333,7 +334,7 @@ class TopicChanges:
             nonlocal found
             if found is None:
                 found = list(filter(is_there, topics))
-            # A topic that was there at first and has gone was deleted, here or by another broker.
+            # A topic that existed at first and is gone was deleted, here or by another broker.
             names = tuple(topic.name for topic in found if is_there(topic))
             return DeleteTopics(names) if names else None
 
@@ -371,8 +372,7 @@ class TopicChanges:
     ) -> TopicImage:
         """Set configurations (None: back to the default), all or none. Raises KafkaError.
 
-        A function is given the topic's configurations at the moment of the change, again after each change that came
-        in between.
+        A function gets the topic's configurations at the time of the change, and again after each intervening change.
         """
 
         async def altered(old: TopicImage) -> TopicImage:
@@ -423,5 +423,5 @@ class TopicChanges:
 
 
 def _chosen(topics: Sequence[NewTopic]) -> Iterator[int]:
-    """The brokers that clients have chosen as replicas."""
+    """Yield the brokers that clients have chosen as replicas."""
     return (broker for topic in topics for replicas in topic.assignment or () for broker in replicas)

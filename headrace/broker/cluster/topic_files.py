@@ -1,4 +1,5 @@
-"""The files of topics in this broker's data directory: set aside when a topic or a replica goes, and removed later.
+"""The files of topics in this broker's data directory: set aside when a topic or a replica is removed, and deleted
+later.
 
 Folders follow the store. A folder without a topic is set aside at the start; a topic without folders has empty
 partitions. A crash between the deletion of a topic and the removal of its files leaves `/deleted/<topic id>` in the
@@ -77,7 +78,7 @@ class TopicFiles:
                         await policy.replica_removed(image, index, with_topic=True)
             except Exception as error:
                 logger.error(
-                    "files of %s, which is deleted, are left for the next start", image.name, exc_info=error
+                    "files of the deleted topic %s are left for the next start", image.name, exc_info=error
                 )
                 continue
             await self._remove_files([image])
@@ -99,11 +100,13 @@ class TopicFiles:
             await self.release_deletions([str(topic.topic_id) for topic in topics], self._broker_id)
         except STORE_LOST as error:
             names = ", ".join(topic.name for topic in topics)
-            logger.warning("%s: deleted, which is written down at the next start: %s", names, error)
+            logger.warning(
+                "deleted the files of %s; the store will be updated at the next start: %s", names, error
+            )
 
     async def release_deletions(self, topic_ids: Sequence[str], broker_id: int) -> None:
-        """Remove a broker from those that still have files of deleted topics. The last one removes a topic's node; in
-        the layout without holders any broker does.
+        """Remove a broker from the holders of files of deleted topics. The last one removes a topic's node; in the
+        layout without holders, any broker does.
         """
 
         def without(data: bytes | None) -> bytes | None:
@@ -134,14 +137,14 @@ class TopicFiles:
     def _replica_removed(self, key: tuple[uuid.UUID, int], work: asyncio.Future[None]) -> None:
         del self._replica_removals[key]
         if not work.cancelled() and (error := work.exception()) is not None:
-            logger.error("files of a replica that was moved are left for the next start: %s", error)
+            logger.error("files of a moved replica are left for the next start: %s", error)
 
     async def set_aside_damaged(self, topic: TopicImage, index: int) -> None:
         """Keep the files of a damaged replica beside the partition's folder, which is free for a copy."""
         loop = asyncio.get_running_loop()
         kept = await loop.run_in_executor(self._executor, self._directory.set_aside_damaged, topic, index)
         logger.warning(
-            "%s-%d is copied from its leader; what was here is kept in %s", topic.name, index, kept
+            "copying %s-%d from its leader; its damaged files are kept in %s", topic.name, index, kept
         )
 
     # -- stop --------------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ logger = logging.getLogger("headrace.groups")
 R = TypeVar("R")
 
 _FEW_RECORDS = 64
-_RECORD_BYTES_MIN = 16  # of any record on the journal
+_RECORD_BYTES_MIN = 16  # bytes of any record on the journal, at least
 
 
 class _Waiter:
@@ -120,7 +120,7 @@ class GroupCoordinator:
             background=background,
         )
         self.changes: Counter[int] = Counter()
-        """By journal partition: a number that rises with each stored change of its groups."""
+        """A number per journal partition that rises with each stored change of its groups."""
         self._storing: Counter[str] = Counter()
         self._deadlines = Deadlines(clock, self._tick)
         self.expiry = Sweep(
@@ -179,7 +179,7 @@ class GroupCoordinator:
         return self.journal.unavailable(group_id)
 
     def knows(self, group_id: str) -> bool:
-        """Whether the group exists. It does as soon as an open transaction has committed offsets to it."""
+        """Return whether the group exists. It exists as soon as an open transaction has committed offsets to it."""
         return group_id in self.groups or bool(self.transactional.unstable_partitions(group_id))
 
     def submit(
@@ -187,8 +187,8 @@ class GroupCoordinator:
     ) -> R | asyncio.Future[R]:
         """Apply a request, and return its answer, or a future if it must wait for other requests.
 
-        `event_for` makes the event from a token, `respond` the answer from the result. A caller that gives up cancels
-        the future.
+        `event_for` makes the event from a token, `respond` the answer from the result. A caller that stops waiting
+        cancels the future.
         """
         self._last_token += 1
         token = self._last_token

@@ -1,7 +1,7 @@
 """Configurations of single groups (resource type GROUP of DescribeConfigs and IncrementalAlterConfigs).
 
-The coordination store has them under `/group-configs/<group>`, whether or not the group exists. They take effect with
-the next heartbeat. The broker's configuration has the values that a group does not set.
+They are in the coordination store under `/group-configs/<group>`, whether or not the group exists. They take effect
+with the next heartbeat. The broker's configuration has the values that a group does not set.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Sockets to ordered replies."""
+"""The network: sockets, TLS and connections, up to requests and their ordered answers."""

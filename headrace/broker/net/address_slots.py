@@ -1,8 +1,7 @@
-"""How many connections an address may have at a time (`max.connections.per.ip`), and which may have another number
-(`max.connections.per.ip.overrides`). Who comes beyond it is closed. (kafka.network.ConnectionQuotas)
+"""Limit the open connections of each address (`max.connections.per.ip`, with exceptions in
+`max.connections.per.ip.overrides`). A connection beyond the limit is closed. (kafka.network.ConnectionQuotas)
 
-Pure, but for `addresses_of`, which asks for the addresses of names; that is done when they are configured, not for each
-connection.
+Pure, except `addresses_of`, which resolves names when they are configured, not for each connection.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from headrace.broker.security.quotas.model import same_address
 
 
 class AddressSlots:
-    """See the module's contract."""
+    """The open connections of each address, and their limits."""
 
     def __init__(self) -> None:
         self._max_of_each = UNLIMITED
@@ -25,7 +24,7 @@ class AddressSlots:
         self._taken: Counter[str] = Counter()
 
     def set(self, of_each: int, of_some: Mapping[str, int]) -> None:
-        """The most connections from now on, of some addresses another number. Those there are stay."""
+        """Set the limit of each address, and other limits of some. Open connections stay."""
         self._max_of_each = of_each
         self._max_of = {same_address(address): number for address, number in of_some.items()}
 
@@ -39,22 +38,22 @@ class AddressSlots:
             del self._taken[address]
 
     def full(self, host: str) -> int | None:
-        """The number that is reached; None: there is room."""
+        """Return the limit that `host` has reached; None: it may connect."""
         address = same_address(host)
         most = self._max_of.get(address, self._max_of_each)
         return most if self._taken[address] >= most else None
 
 
 async def addresses_of(text: str, sockets: Sockets) -> dict[str, int]:
-    """The numbers of `max.connections.per.ip.overrides` by address, all addresses of each host. Raises ConfigError for
-    a host that has none.
+    """Return the limits of `max.connections.per.ip.overrides` by address, with all addresses of each host. Raises
+    ConfigError for a host without an address.
     """
     found: dict[str, int] = {}
     for host, number in overrides(text).items():
         try:
             addresses = await sockets.addresses(host)
-        except (OSError, UnicodeError) as error:  # a label beyond 63 characters is the latter
+        except (OSError, UnicodeError) as error:  # a label beyond 63 characters raises UnicodeError
             reason = getattr(error, "strerror", None) or error
-            raise ConfigError(f"{OVERRIDES} names {host}, whose address cannot be found: {reason}") from None
+            raise ConfigError(f"{OVERRIDES}: the address of host {host} cannot be found: {reason}") from None
         found.update(dict.fromkeys(addresses, number))
     return found

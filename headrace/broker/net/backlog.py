@@ -1,10 +1,10 @@
-"""Answers in memory that wait for slow peers, over all connections: how many bytes they are, and who has to go.
+"""Unsent answers in memory over all connections: their total size, and the connection to close beyond the limit.
 
-Each connection bounds its own (`Limits.unsent_bytes_max`); a thousand of them that read nothing would still fill the
-memory. Above the bound of all, the host that most is kept for loses the connection that has taken nothing for longest;
-so one that is being read is safe from those that are not, and a host from others that have more connections.
+Each connection limits its own (`Limits.unsent_bytes_max`), but a thousand idle readers would still fill the memory.
+Above the total limit, the host with the most unsent bytes loses its least recently active connection. So idle readers
+do not harm active ones, and a host with many connections does not harm others.
 
-Records in log files take no memory and do not count. Pure: connections are told of, and closed by whoever asks.
+Records in log files take no memory and do not count. Pure: the caller closes connections.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headrace.broker.net.reply import Peer
 
 
 class Slow(Protocol):
-    """What is to be known of a connection."""
+    """The fields of a connection that are needed here."""
 
     peer: Peer
     last_active: float
@@ -26,17 +26,17 @@ Connection = TypeVar("Connection", bound=Slow)
 
 
 class Backlog(Generic[Connection]):
-    """See the module's contract."""
+    """The unsent bytes of each connection."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._waiting: dict[Connection, int] = {}
         self._per_host: Counter[str] = Counter()
         self.size = 0
-        """Bytes, of all."""
+        """Total number of bytes."""
 
     def note(self, connection: Connection, size: int) -> None:
-        """So many bytes wait for the connection now; 0: none, or it is gone."""
+        """Set the number of bytes that wait for the connection; 0 also when it has closed."""
         before = self._waiting.pop(connection, 0)
         if size:
             self._waiting[connection] = size
@@ -47,7 +47,7 @@ class Backlog(Generic[Connection]):
             del self._per_host[host]
 
     def next_to_go(self) -> Connection | None:
-        """Who is to be closed because too much waits; None: nobody."""
+        """Return the connection to close because too many bytes wait; None: the total is within its limit."""
         if self.size <= self._bytes_max:
             return None
         host = max(self._per_host, key=self._per_host.__getitem__)

@@ -1,8 +1,8 @@
 """The certificates of all listeners with TLS, which change while the broker runs.
 
-Files are looked at every few seconds, and at once when somebody asks (SIGHUP) or sets one of their configurations. What
-is read in a thread takes the place of what was there when all of it is right; otherwise that stays, and the log says
-why, once for each state of the files.
+Files are checked every few seconds, and at once after SIGHUP or a change of their configurations. A thread reads them.
+If all are valid, they replace the previous ones; otherwise those stay, and the reason is logged once for each state of
+the files.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ListenerTls:
         self.listener = listener
         self.loaded: LoadedTls | None = None
         self.refused: tuple[TlsSettings, tuple[tuple[int, ...], ...]] | None = None
-        """What could not be read last."""
+        """The settings and file stamps that could not be used last."""
 
     @property
     def context(self) -> ssl.SSLContext:
@@ -47,7 +47,7 @@ class ListenerTls:
     def admit(self, stream: TlsStream) -> Principal:
         loaded = self._loaded()
         if stream.version == "TLSv1.3" and stream.cipher not in loaded.newer_suites:
-            raise TlsError(f"its cipher suite {stream.cipher} is not among ssl.cipher.suites")
+            raise TlsError(f"its cipher suite {stream.cipher} is not one of ssl.cipher.suites")
         principal = loaded.principal(stream.peer_certificate())
         if principal is None:
             raise TlsError("no rule of ssl.principal.mapping.rules matches its certificate's name")
@@ -55,12 +55,12 @@ class ListenerTls:
 
     def _loaded(self) -> LoadedTls:
         if self.loaded is None:
-            raise RuntimeError("no connection is accepted before `Certificates.load`")
+            raise RuntimeError("`Certificates.load` must be called before connections are accepted")
         return self.loaded
 
 
 class Certificates:
-    """See the module's contract."""
+    """The certificates of all listeners with TLS; see the module."""
 
     def __init__(self, config: BrokerConfig, listeners: Iterable[Listener], executor: Executor) -> None:
         self._config = config
@@ -72,13 +72,13 @@ class Certificates:
         return self._of[listener.name]
 
     async def load(self) -> None:
-        """Before connections are accepted. Raises ConfigError."""
+        """Load them before connections are accepted. Raises ConfigError."""
         for each in self._of.values():
             each.loaded = await self._load(settings_of(self._config, each.listener), None)
-        logger.info("TLS is made by %s", await self._in_thread(kernel.told))
+        logger.info("TLS is provided by %s", await self._in_thread(kernel.told))
 
     async def check(self, config: BrokerConfig, names: Collection[str]) -> None:
-        """Whether the configurations as they would become can be used, if `names` of TLS are set. Raises KafkaError."""
+        """Check that new values of the TLS configurations `names` can be used. Raises KafkaError."""
         if not any(".ssl." in f".{name}" for name in names):
             return
         for each in self._of.values():
@@ -90,13 +90,13 @@ class Certificates:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, str(error)) from None
 
     async def reload(self) -> None:
-        """Read again whatever has changed."""
+        """Read changed files again."""
         async with self._change:
             for each in self._of.values():
                 await self._renew(each)
 
     async def run(self) -> None:
-        """Look for changed files until cancelled."""
+        """Check for changed files until cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             await self.reload()
@@ -113,10 +113,10 @@ class Certificates:
             one.loaded = await self._load(settings, loaded)
         except ConfigError as error:
             one.refused = state
-            logger.error("the certificates in use stay, because the new ones cannot be used: %s", error)
+            logger.error("the new certificates cannot be used, so the present ones stay in use: %s", error)
         else:
             one.refused = None
-            logger.info("listener %s: new connections have its new certificates", one.listener.name)
+            logger.info("listener %s: using new certificates for new connections", one.listener.name)
 
     async def _is_same(self, settings: TlsSettings, loaded: LoadedTls) -> bool:
         return settings == loaded.settings and await self._stamps(settings) == loaded.stamps

@@ -1,11 +1,10 @@
-"""One client connection: moves bytes between its socket and its exchange, and requests from there to the answerer.
+"""One client connection: it moves bytes between its socket and its exchange, and requests to the answerer.
 
-What is read when, which request has its turn and in which order answers leave is decided in `exchange.py`. Here are
-the system calls (`recv_into`, `send`, `sendmsg`, `sendfile`), what the poller watches, the turns that a busy peer
-leaves to others, and requests that wait.
+`exchange.py` decides when to read, which request is next, and the order of answers. This module has the system calls
+(`recv_into`, `send`, `sendmsg`, `sendfile`), the poller's watches, the turns of busy peers, and waiting requests.
 
-A connection ends (`close`) when the peer hangs up, breaks the protocol, is silent for too long, or the broker
-stops. A request under way is cancelled then if it only waits; any other is carried to its end.
+A connection ends (`close`) when the peer disconnects, breaks the protocol or is idle for too long, or when the broker
+stops. A request in progress is then cancelled if it only waits; any other is completed.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _MSG_MORE = getattr(socket, "MSG_MORE", 0)
 
 
 class Owner(Protocol):
-    """What a connection takes of whoever made it, and tells it (`headrace/broker/net/listener.py`)."""
+    """The owner of a connection, as far as connections need it (`headrace/broker/net/listener.py`)."""
 
     answerer: Answerer
     limits: Limits
@@ -44,17 +43,17 @@ class Owner(Protocol):
     requests: dict[asyncio.Future[Any], None]
 
     def on_rest(self) -> None:
-        """The connection has nothing more to do for now; needed while `is_draining` only."""
+        """The connection has nothing more to do for now; only needed while `is_draining`."""
 
     def note_unsent(self, connection: Connection) -> None:
-        """Its answers wait for a slow peer, or have waited. May close this connection, or others."""
+        """Note that its answers wait for a slow peer, or have left. May close this connection, or others."""
 
     def forget(self, connection: Connection) -> None:
-        """The connection has closed."""
+        """Remove a connection that has closed."""
 
 
 class Connection:
-    """See the module's contract. Made by its owner (`Network`)."""
+    """One client connection. Its owner (`Network`) makes it."""
 
     __slots__ = (
         "_exchange",
@@ -93,12 +92,12 @@ class Connection:
 
     @property
     def is_busy(self) -> bool:
-        """A request is under way or waits for its turn, or an answer has not left."""
+        """Return whether a request is in progress or waits for its turn, or an answer has not left."""
         return self._exchange.is_busy
 
     @property
     def unsent_bytes(self) -> int:
-        """Of answers that have not left, in memory."""
+        """Bytes of answers in memory that have not left."""
         return self._exchange.unsent.memory_size
 
     @property
@@ -106,7 +105,7 @@ class Connection:
         return self._exchange.is_under_way
 
     def has_hung_up_unheard(self) -> bool:
-        """Whether the peer has gone while it was not read from, because requests of it wait already."""
+        """Return whether the peer has disconnected while reading was paused because its requests wait."""
         if self._reading or self.closed:
             return False
         return self._network.sockets.has_ended(self._sock)
@@ -140,7 +139,7 @@ class Connection:
             self._end_by(error)
 
     def _meet(self) -> None:
-        """Once the peer is authenticated it may send what everybody may."""
+        """After authentication, allow requests of the full size."""
         if self.peer.session is not None:
             self._is_stranger = False
             self._exchange.incoming.size_max = self._network.limits.request_bytes_max
@@ -158,7 +157,7 @@ class Connection:
     # -- answering -----------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        """Answer the frames that wait, as long as answers come at once and leave, and others need not wait for it."""
+        """Answer waiting frames while answers come at once and leave, for at most one turn."""
         exchange = self._exchange
         frames = exchange.frames
         unsent = exchange.unsent
@@ -181,7 +180,7 @@ class Connection:
             if self.peer.throttle_seconds:
                 self._mute()
             if type(frame) is memoryview:
-                del answer  # views of the frame, perhaps
+                del answer  # it may have views of the frame
                 exchange.incoming.release(frame)
             if len(frames) > 1 and network.loop.time() >= turn_ends and not exchange.is_muted:
                 exchange.rest()
@@ -208,7 +207,7 @@ class Connection:
             self._end_by(error)
 
     def _mute(self) -> None:
-        """Read and answer nothing until the peer's time is over (KIP-219)."""
+        """Read and answer nothing while the peer is throttled (KIP-219)."""
         seconds, self.peer.throttle_seconds = self.peer.throttle_seconds, 0.0
         if not self.closed:
             self._exchange.mute()
@@ -221,7 +220,7 @@ class Connection:
             self._go_on()
 
     def _wait_for(self, pending: Pending, frame: bytes | memoryview) -> None:
-        pooled = frame if type(frame) is memoryview else None  # the request may still be looked at
+        pooled = frame if type(frame) is memoryview else None  # the request may still use it
         future = asyncio.ensure_future(pending.outcome, loop=self._network.loop)
         self._exchange.postpone()
         self._pending = future
@@ -236,7 +235,7 @@ class Connection:
         if self.closed:
             exchange.answer(None)
             if not outcome.cancelled() and (error := outcome.exception()) is not None:
-                logger.info("a request of a connection that is gone failed: %s", error)
+                logger.info("a request of a closed connection failed: %s", error)
             self._network.on_rest()
             return
         try:
@@ -256,7 +255,7 @@ class Connection:
             self._end_by(error)
 
     def _say_last(self, answer: list[Part]) -> None:
-        """To the frame that was taken, before closing; what the socket does not take at once is lost."""
+        """Answer the frame that was taken, before closing. Bytes that the socket does not take at once are lost."""
         whole = self._exchange.answer(answer)
         if whole is not None:
             self._send_at_once(whole)
@@ -266,7 +265,7 @@ class Connection:
     # -- writing -------------------------------------------------------------------------------------------
 
     def _send_at_once(self, data: bytes) -> None:
-        """The short way of an answer in one piece when nothing else is to be sent; what is left is queued."""
+        """Send an answer in one piece when nothing else is unsent; the rest is queued."""
         try:
             sent = self._sock.send(data)
         except (BlockingIOError, InterruptedError):
@@ -278,7 +277,7 @@ class Connection:
             self._exchange.unsent.put(memoryview(data)[sent:])
 
     def _send(self) -> None:
-        """Send what the socket takes; have the rest sent when it takes more."""
+        """Send as much as the socket takes; the rest when it takes more."""
         unsent = self._exchange.unsent
         limits = self._network.limits
         enough = unsent.size - limits.sent_bytes_per_turn
@@ -324,16 +323,16 @@ class Connection:
     # -- the end -------------------------------------------------------------------------------------------
 
     def _end_by(self, error: Exception) -> None:
-        """Close for a reason; or because an answer is missing, and those to later requests would be taken for it."""
+        """Close because of an error. Without an answer, later answers would be taken for it."""
         if isinstance(error, CloseConnection):
             self.close(str(error), error.fault)
             return
         logger.error("a request of %r could not be answered", self, exc_info=error)
-        self.close("the server failed at a request of it, as its log says", Fault.SERVER)
+        self.close("the broker failed at one of its requests; see the broker's log", Fault.SERVER)
 
     def close(self, reason: str, fault: Fault | None = None) -> None:
         """End the connection at once: unsent answers are lost, a request that only waits is cancelled. Without a fault
-        it is nothing to tell of.
+        this is only logged for debugging.
         """
         if self.closed:
             return

@@ -1,8 +1,8 @@
-"""The limits of connections, from the broker's configuration to the network; they follow its changes.
+"""Apply the configured limits of connections to the network, and follow changes of the configuration.
 
 Three configurations count connections: `max.connections` and `max.connection.creation.rate`, for all listeners and for
-one (KIP-612), and `max.connections.per.ip` with its overrides by host. The listener between brokers is exempt from the
-limits of all listeners where clients have another one.
+one (KIP-612), and `max.connections.per.ip` with its overrides by host. If clients have another listener, the listener
+between brokers is exempt from the broker-wide limits.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ConnectionLimits:
         try:
             await self._set_per_address()
         except ConfigError as error:
-            logger.error("the limits of connections per address are unchanged: %s", error)
+            logger.error("keeping the present limits of connections per address: %s", error)
 
     async def check(self, config: BrokerConfig, names: Collection[str]) -> None:
         """Check a configuration in which `names` are new. Raises KafkaError for a host without an address."""
@@ -89,7 +89,7 @@ class ConnectionLimits:
         )
 
     def _exempt(self) -> str | None:
-        """The listener between brokers, where clients have another one."""
+        """Return the listener between brokers, if clients have another one."""
         config = self._config
         if len(self._listeners) == 1:
             return None

@@ -1,8 +1,8 @@
-"""How fast connections are accepted: by the broker, and by each of its listeners (KIP-612).
+"""Limit the rate at which the broker, and each of its listeners, accepts connections (KIP-612).
 
-While a rate is used up nothing is accepted where it holds: who connects waits in the system's queue, and nobody is
-turned away. The listener that brokers use among themselves is held to a rate of its own only, and what comes there
-counts for no other: clients that all come back at once do not keep brokers from each other.
+While a rate is exhausted, its listeners accept nothing: new connections wait in the system's queue and are not refused.
+The listener between brokers has only its own rate, and its connections do not count for others, so that clients that
+all reconnect at once do not block brokers.
 
 Pure: times are given, in seconds of any one clock.
 """
@@ -15,15 +15,15 @@ from typing import Final
 from headrace.broker.runtime.token_bucket import TokenBucket
 
 _SHORTEST_SECONDS: Final = 1e-6
-"""What is left of a wait after it, by the arithmetic of floats, is none."""
+"""A remaining wait below this is a rounding error and counts as 0."""
 
 
 class ConnectionRates:
-    """See the module's contract. Without a limit nothing is counted."""
+    """The rates and their use. Nothing is counted without a limit."""
 
     def __init__(self, burst_seconds: float = 2.2, wait_seconds_max: float = 1.0) -> None:
-        """`burst_seconds`: connections of so long may come at once. `wait_seconds_max`: one is accepted after that
-        at the latest, whatever the limit is, as in Kafka.
+        """`burst_seconds`: the connections of this time may come at once. `wait_seconds_max`: maximum wait for the next
+        connection, whatever the limit is, as in Kafka.
         """
         self._burst_seconds = burst_seconds
         self._rate_min = 1.0 / wait_seconds_max
@@ -32,7 +32,7 @@ class ConnectionRates:
         self._exempt: str | None = None
 
     def set(self, of_all: float | None, of_listeners: Mapping[str, float], exempt: str | None = None) -> None:
-        """Connections a second from now on; None: no limit. `exempt`: the listener that only its own holds for."""
+        """Set the rates per second; None: no limit. `exempt`: the listener that has only its own rate."""
         limits: dict[str | None, float] = {} if of_all is None else {None: of_all}
         limits.update(of_listeners)
         self._limits = {whose: max(float(limit), self._rate_min) for whose, limit in limits.items()}
@@ -40,7 +40,7 @@ class ConnectionRates:
         self._exempt = exempt
 
     def accepted(self, listener: str, now: float) -> None:
-        """A connection counts."""
+        """Count an accepted connection."""
         for whose, limit in self._holding(listener):
             bucket = self._buckets.get(whose)
             if bucket is None:
@@ -48,7 +48,7 @@ class ConnectionRates:
             bucket.take(1, limit, now)
 
     def wait_seconds(self, listener: str, now: float) -> float:
-        """Until the next one may be accepted there."""
+        """Return the seconds until the listener may accept the next connection."""
         if not self._limits:
             return 0.0
         wait = max(

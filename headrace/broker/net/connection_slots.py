@@ -1,9 +1,9 @@
-"""How many connections there may be at a time: of the broker, and of each of its listeners (`max.connections`).
+"""Limit the open connections of the broker, and of each of its listeners (`max.connections`).
 
-Without a free slot nothing is accepted there: who connects waits in the system's queue until somebody else goes, and
-nobody is turned away. The listener that brokers use among themselves is held to a number of its own only: what it takes
-beyond the broker's is freed elsewhere (`excess`), so that clients, however many, do not keep brokers from each other.
-(KIP-402, KIP-612; kafka.network.ConnectionQuotas)
+Without a free slot a listener accepts nothing: new connections wait in the system's queue until another one closes, and
+are not refused. The listener between brokers has only its own limit: if it exceeds the broker's limit, connections of
+other listeners are closed (`excess`), so that clients do not block brokers. (KIP-402, KIP-612;
+kafka.network.ConnectionQuotas)
 
 Pure.
 """
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 
 class ConnectionSlots:
-    """See the module's contract. Without limits every slot is free."""
+    """The open connections and their limits. Without limits every slot is free."""
 
     def __init__(self) -> None:
         self.max_of_all: int | None = None
@@ -24,7 +24,9 @@ class ConnectionSlots:
         self._taken: Counter[str] = Counter()
 
     def set(self, of_all: int | None, of_listeners: Mapping[str, int], protected: str | None = None) -> None:
-        """The most connections from now on; None: no limit. `protected`: the listener that only its own holds for."""
+        """Set the maximum numbers of connections; None: no limit. `protected`: the listener that has only its own
+        limit.
+        """
         self.max_of_all = of_all
         self._max_of = dict(of_listeners)
         self._protected = protected
@@ -36,7 +38,7 @@ class ConnectionSlots:
         self._taken[listener] -= 1
 
     def full(self, listener: str) -> int | None:
-        """The number that is reached, so that nobody is accepted there; None: there is room."""
+        """Return the limit that stops the listener from accepting; None: there is a free slot."""
         own = self._max_of.get(listener)
         if own is not None and self._taken[listener] >= own:
             return own
@@ -46,7 +48,7 @@ class ConnectionSlots:
 
     @property
     def excess(self) -> int:
-        """How many are to be closed of those that are not protected."""
+        """Return the number of unprotected connections to close."""
         if self.max_of_all is None:
             return 0
         others = self._taken.total() - (0 if self._protected is None else self._taken[self._protected])

@@ -1,19 +1,19 @@
 """The requests and answers of one connection, without its socket: bytes in, frames out; answers in, bytes out.
 
-One request is under way at a time, and answers leave in the order of the requests. `TRANSITIONS` is the table of what
-may happen in which state. A connection takes the next request in READY alone. In any other state, and while the peer
-does not read its answers, one waiting frame is enough to refuse further bytes: a peer that sends without end fills its
-own socket, not the broker's memory.
+One request is under way at a time, and answers leave in the order of the requests. `TRANSITIONS` is the table of legal
+events in each state. A connection takes the next request only in READY. In any other state, and while the peer does not
+read its answers, one waiting frame stops further reading: a peer that never stops sending fills its own socket, not the
+broker's memory.
 
-Nothing here waits, reads the clock, or calls the system. A shell moves the bytes: `connection.py` for plain sockets,
-`tls_connection.py` for TLS, which decrypts into `incoming.room()` and encrypts what `unsent.head` gives.
+This module does not wait, read the clock or call the system. A shell moves the bytes: `connection.py` for plain
+sockets, `tls_connection.py` for TLS, which decrypts into `incoming.room()` and encrypts what `unsent.head` gives.
 
     unless is_full: incoming.room() -> incoming.received(n)
     take() -> answer(parts) at once, or postpone() and answer(parts) later -> incoming.release(frame) if it is a view
     unsent.head(n) -> unsent.sent(n)
 
-A shell that does what the table does not have gets an `InvariantError`, in production too: an answer would go to the
-wrong request.
+A shell whose event the table does not have gets an `InvariantError`, in production too: an answer would go to the wrong
+request.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class State(IntEnum):
     TAKEN = 1
     """A request was taken, and is neither answered nor postponed."""
     UNDER_WAY = 2
-    """A request was postponed, and its answer is to come."""
+    """A request was postponed, and its answer will come."""
     RESTING = 3
-    """Requests may wait although nothing hinders them: other connections are served first."""
+    """Requests wait while other connections are served."""
     MUTED = 4
-    """The peer has used more than its quota, and waits until it may go on (KIP-219)."""
+    """The peer is over its quota, and waits until it may continue (KIP-219)."""
 
 
 class Event(IntEnum):
@@ -62,8 +62,8 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
 """Every legal event of each state, and the state after it."""
 
 _ILLEGAL: Final = {
-    Event.TAKE: "a frame is taken while another is neither answered nor postponed",
-    Event.ANSWER: "there is an answer, and no frame was taken",
+    Event.TAKE: "a frame is taken while another one is neither answered nor postponed",
+    Event.ANSWER: "an answer comes, but no frame was taken",
     Event.POSTPONE: "a frame is postponed that was not taken",
     Event.REST: "a connection rests in the middle of a request",
     Event.MUTE: "a connection is muted in the middle of a request",
@@ -75,7 +75,7 @@ _ANSWER: Final = Event.ANSWER
 
 
 class Exchange:
-    """See the module's contract."""
+    """The requests and answers of one connection; see the module."""
 
     __slots__ = ("_unsent_bytes_max", "frames", "incoming", "state", "unsent")
 
@@ -90,7 +90,7 @@ class Exchange:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a request was postponed and has no answer yet."""
+        """Return whether a request was postponed and has no answer yet."""
         return self.state is _UNDER_WAY
 
     @property
@@ -99,16 +99,16 @@ class Exchange:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request is under way or waits for its turn, or an answer has not left."""
+        """Return whether a request is in progress or waits for its turn, or an answer has not left."""
         return self.state is _UNDER_WAY or self.state is _RESTING or self.unsent.size > 0
 
     @property
     def is_full(self) -> bool:
-        """Whether a frame waits that may not be taken yet, so that no further bytes are to be read."""
+        """Return whether a frame waits that may not be taken yet, so that no more bytes should be read."""
         return bool(self.frames) and (self.is_busy or self.state is _MUTED)
 
     def take(self) -> bytes | memoryview | None:
-        """Return the request whose turn it is, which is to be answered or postponed before the next is taken.
+        """Return the next request. It must be answered or postponed before another one is taken.
 
         None when no frame waits, too much is unsent, or the state is neither READY nor TAKEN.
         """
@@ -155,8 +155,8 @@ class Exchange:
         return None
 
     def clear(self) -> None:
-        """End the exchange: frames that wait are not taken, and nothing more is sent. A request that is under way stays
-        under way.
+        """End the exchange: waiting frames are not taken, and nothing more is sent. A request in progress stays in
+        progress.
         """
         self.incoming.clear()
         self.unsent.clear()
@@ -164,7 +164,7 @@ class Exchange:
             self.state = _READY
 
     def check_invariants(self) -> None:
-        """Raises InvariantError. Costs as much as there are frames and parts: for tests and simulators."""
+        """Raises InvariantError. Takes time in proportion to frames and parts: for tests and simulators."""
         invariant(self.state in TRANSITIONS, f"{self.state} is not a state of a connection")
         self.incoming.check_invariants()
         self.unsent.check_invariants()

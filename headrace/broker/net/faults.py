@@ -1,4 +1,4 @@
-"""What connections are refused and closed for: how the log's lines and the metrics tell one cause from another."""
+"""Reasons for refused and closed connections, for the log and the metrics."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Final
 
 class Fault(StrEnum):
     ACCEPT = "accept"
-    """The process has no room for connections: nobody's fault in particular."""
+    """The process has no room for connections."""
     REFUSED = "refused"
-    """There are too many connections already, of the address or in all: then who comes waits."""
+    """There are too many connections, of the address or in total. In the second case the new connection waits."""
     THROTTLED = "throttled"
     """The address connects too often (`connection_creation_rate`)."""
     HANDSHAKE = "tls"
-    """It does not speak TLS, or not as it has to; or too many handshakes are before its own."""
+    """The peer does not use TLS, or not as required; or too many handshakes are pending."""
     AUTHENTICATION = "authentication"
-    """Its credentials are not accepted."""
+    """The peer's credentials are not accepted."""
     LATE = "late"
-    """It has not said in time who it is."""
+    """The peer has not authenticated in time."""
     SESSION = "session"
-    """Its session is over, and it has not begun another one."""
+    """The peer's session has expired, and it has not begun another one."""
     FRAME = "frame"
-    """It announces a frame of a size that is not accepted."""
+    """The peer announces a frame of a size that is not accepted."""
     REQUEST = "request"
-    """What it asks cannot be understood, or is not for it to ask."""
+    """The peer's request cannot be decoded, or is not allowed."""
     SLOW = "slow"
-    """It does not read its answers."""
+    """The peer does not read its answers."""
     IDLE = "idle"
     SERVER = "server"
-    """The server failed at a request of it."""
+    """The broker failed at one of the peer's requests."""
 
 
 LEVELS: Final = {

@@ -1,8 +1,8 @@
-"""Bytes in, whole frames out, however the bytes are cut. No socket: whoever has the bytes writes them into `room()`.
+"""Bytes in, whole frames out, however the bytes are split. No socket: the caller writes the bytes into `room()`.
 
-What arrives goes into a scratch buffer shared by all connections, so that an idle one costs no memory. Whole frames
-are cut out of it; a frame that continues beyond it gets a buffer of the pool for itself, which grows with what has
-come, and the rest is received straight into that.
+Bytes arrive in a scratch buffer that all connections share, so that an idle one costs no memory. Whole frames are
+copied out of it. A frame that exceeds it gets its own buffer of the pool, which grows with the bytes that have arrived;
+the rest is received directly into that buffer.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _TLS_HANDSHAKE = 0x1603
 
 
 class FrameReceiver:
-    """See the module's contract. After an illegal length nothing is received any more: where the next frame would begin
-    is not known.
+    """Receives the frames of one connection. After an illegal length it receives nothing more, as the start of the next
+    frame is unknown.
     """
 
     __slots__ = (
@@ -39,33 +39,33 @@ class FrameReceiver:
     )
 
     def __init__(self, size_max: int, pool: FramePool, scratch: memoryview) -> None:
-        """Frames of 1 to `size_max` bytes; `scratch` may be shared by the receivers of one thread."""
+        """Receive frames of 1 to `size_max` bytes. `scratch` may be shared by the receivers of one thread."""
         self.frames: deque[bytes | memoryview] = deque()
-        """Whole ones, without their lengths; a view is of a buffer of the pool: `release` it after use."""
+        """Whole frames without their lengths. A view is of a pooled buffer: `release` it after use."""
         self.size_max = size_max
-        """May be changed at any time; counts for the frames whose length comes after it."""
+        """Maximum size of a frame. It may be changed at any time, and applies to frames whose length arrives later."""
         self._pool = pool
         self._scratch = scratch
-        self._prefix = b""  # the first bytes of a length that was cut off
-        self._assembling: memoryview | None = None  # a frame of which the first `_filled` bytes are here
+        self._prefix = b""  # the first bytes of a length that was split
+        self._assembling: memoryview | None = None  # a frame of which the first `_filled` bytes have arrived
         self._filled = 0
         self._announced = 0  # the size that frame will have
-        self._largest = 0  # of the frames that came whole
+        self._largest = 0  # the largest of the frames that are complete
         self._refused = False  # a length was not accepted
 
     def room(self) -> memoryview:
-        """Where the next bytes belong, never empty. No other receiver of the same scratch buffer is asked between this
-        and `received`, and the view is let go of before: a buffer that is looked at is not used again.
+        """Return the memory for the next bytes, never empty. Before `received`, use no other receiver of the same
+        scratch buffer, and release the view: a buffer with a view is not reused.
         """
         view = self._assembling
         return self._scratch if view is None else view[self._filled :]
 
     def received(self, count: int) -> None:
-        """The first `count` bytes of `room()` are here. Raises CloseConnection for a length that is not accepted, and
-        whatever comes after it; the frames before it are in `frames`.
+        """Take over the first `count` bytes of `room()`. Raises CloseConnection for a length that is not accepted, and
+        for all bytes after it; the frames before it are in `frames`.
         """
         if self._refused:
-            raise CloseConnection("more came after a frame that is not accepted", fault=Fault.FRAME)
+            raise CloseConnection("it sent more after a frame that was not accepted", fault=Fault.FRAME)
         if self._assembling is not None:
             self._fill(self._assembling, count)
             return
@@ -95,7 +95,7 @@ class FrameReceiver:
         self._prefix = bytes(scratch[position:count])
 
     def _fill(self, view: memoryview, count: int) -> None:
-        """More of a frame is here that has a buffer of its own."""
+        """Continue a frame that has its own buffer."""
         self._filled += count
         if self._filled < len(view):
             return
@@ -107,10 +107,10 @@ class FrameReceiver:
         self.frames.append(view)
 
     def _buffer(self) -> memoryview:
-        """A buffer for the frame that is arriving.
+        """Return a buffer for the arriving frame.
 
-        Its whole size at once only for a peer that has sent as much before: four bytes that announce 100 MiB must
-        not cost 100 MiB. Others get room as they fill it.
+        It has the whole size only if the peer has sent as much before: four bytes that announce 100 MiB must not cost
+        100 MiB. Otherwise it grows as it is filled.
         """
         size = min(self._announced, max(SMALLEST, 4 * self._filled, self._largest))
         return memoryview(self._pool.acquire(size))[:size]
@@ -121,7 +121,7 @@ class FrameReceiver:
         self.release(view)
 
     def release(self, frame: memoryview) -> None:
-        """Nobody needs the frame any more; its memory is used again unless somebody keeps a view of it."""
+        """Return the frame's memory to the pool. Memory that still has views is not reused."""
         buffer = frame.obj
         try:
             frame.release()
@@ -130,7 +130,7 @@ class FrameReceiver:
         self._pool.release(buffer)  # type: ignore[arg-type]
 
     def clear(self) -> None:
-        """Let go of everything that is here."""
+        """Drop all frames and bytes."""
         self.frames.clear()
         self._assembling = None
 
@@ -139,23 +139,26 @@ class FrameReceiver:
         sizes = [len(frame) for frame in self.frames]
         invariant(
             all(0 < size <= self.size_max for size in sizes),
-            f"frames of {sizes} bytes, of 1 to {self.size_max}",
+            f"frames have {sizes} bytes; the limits are 1 to {self.size_max}",
         )
         view = self._assembling
         if view is None:
-            invariant(len(self._prefix) < 4, f"{len(self._prefix)} bytes of a length are kept")
+            invariant(
+                len(self._prefix) < 4,
+                f"{len(self._prefix)} bytes of a length are kept; at most 3 are possible",
+            )
             return
         invariant(not self._prefix, "a length is kept while its frame arrives")
         invariant(
             self._filled < len(view) <= self._announced <= self.size_max,
-            f"{self._filled} bytes in {len(view)} for a frame of {self._announced}, of {self.size_max} at most",
+            f"{self._filled} of {len(view)} bytes for a frame of {self._announced}; the limit is {self.size_max}",
         )
 
 
 def _refusal(size: int, size_max: int) -> str:
     if size >> 16 == _TLS_HANDSHAKE:
-        return "it speaks TLS, and this listener does not"
+        return "it uses TLS, and this listener does not"
     return (
-        f"a frame of {size} bytes was announced; 1 to {size_max} are accepted "
+        f"it announced a frame of {size} bytes; 1 to {size_max} are accepted "
         "(socket.request.max.bytes; before authentication sasl.server.max.receive.size)"
     )

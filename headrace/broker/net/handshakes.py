@@ -1,10 +1,10 @@
-"""Who may begin a handshake now: so many per second in all and per address, the others wait in fair turns.
+"""Decide which connections may begin a handshake: a limited number per second, in total and per address.
 
-A handshake costs the server a hundred times what it costs the peer to ask for one. So connections of one address begin
-a bounded number per second; those beyond wait, unread, and of the addresses that wait each has its turn: one that asks
-without end delays itself. A connection asks for its turn when its peer has sent something, so that silent ones delay
-no other. Where too many are pending, the oldest that waits for its peer gives way to a new one; if there is none, the
-new one is refused.
+A handshake costs the server a hundred times more than the peer that requests it. Connections beyond the limit of their
+address wait unread, and waiting addresses take turns, so that an address with many requests delays only itself. A
+connection requests its turn when its peer has sent something, so that silent ones delay no other. When too many are
+pending, the oldest one that waits for its peer is closed for a new one; if no such connection exists, the new one is
+refused.
 
 Pure: times are given, in seconds of any one clock.
 """
@@ -24,7 +24,7 @@ _ADDRESSES_MANY: Final = 1024
 
 
 class _Allowance:
-    """A second's worth at most, growing with time."""
+    """The handshakes that may begin now: at most those of one second, growing with time."""
 
     __slots__ = ("amount", "at")
 
@@ -39,7 +39,7 @@ class _Allowance:
 
 
 class HandshakeQueue(Generic[Waiting]):
-    """See the module's contract. What waits is the caller's own (a connection), and may be any hashable thing."""
+    """Pending handshakes. A waiting item is the caller's connection, and may be any hashable object."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[str, deque[Waiting]] = OrderedDict()
@@ -47,12 +47,12 @@ class HandshakeQueue(Generic[Waiting]):
         self._total: _Allowance | None = None
         self._swept_at = 0.0
         self._pending: dict[str, dict[Waiting, None]] = {}
-        """By address, in the order in which they arrived."""
+        """Pending handshakes by address, in the order of their arrival."""
         self.pending_count = 0
-        """Those that have arrived and not left."""
+        """Number of handshakes that have arrived and not left."""
 
     def arrive(self, one: Waiting, address: str, limits: Limits, *, asks: bool = True) -> bool:
-        """Be one of those that are pending, and ask for a turn at once or later. False: too many are."""
+        """Add a pending handshake, which requests its turn now or later. False: too many are pending."""
         if (
             self.pending_count >= limits.handshakes_pending_max
             or len(self._pending.get(address, ())) >= limits.handshakes_pending_per_address_max
@@ -65,11 +65,11 @@ class HandshakeQueue(Generic[Waiting]):
         return True
 
     def ask(self, one: Waiting, address: str) -> None:
-        """Ask for a turn: `due` gives it."""
+        """Request a turn: `due` gives it."""
         self._waiting.setdefault(address, deque()).append(one)
 
     def leave(self, one: Waiting, address: str) -> None:
-        """Its handshake is over, or it will have none."""
+        """Remove a handshake that is over or will not take place."""
         self.pending_count -= 1
         del self._pending[address][one]
         if not self._pending[address]:
@@ -83,9 +83,9 @@ class HandshakeQueue(Generic[Waiting]):
     def oldest(
         self, address: str, limits: Limits, waits_for_peer: Callable[[Waiting], bool]
     ) -> Waiting | None:
-        """The one that gives way to another of `address`, which was not let in: the first to arrive of those of which
-        `waits_for_peer` is true. It is of the same address, or of the one with most pending where all together are too
-        many. None: there is none.
+        """Return the handshake to close so that another of `address`, which was refused, can arrive: the first to
+        arrive for which `waits_for_peer` is true. It is of the same address, or, if the total is too high, of the
+        address with the most pending ones. None if there is no such handshake.
         """
         pending = self._pending.get(address, {})
         if len(pending) < limits.handshakes_pending_per_address_max:
@@ -97,7 +97,7 @@ class HandshakeQueue(Generic[Waiting]):
         return bool(self._waiting)
 
     def due(self, now: float, limits: Limits) -> Iterator[Waiting]:
-        """Those whose turn it is, one of each address after another."""
+        """Yield the handshakes whose turn it is, alternating between addresses."""
         total = self._total
         if total is None:
             total = self._total = _Allowance(limits.handshakes_per_second_max, now)
@@ -128,7 +128,7 @@ class HandshakeQueue(Generic[Waiting]):
         return known
 
     def _sweep(self, now: float) -> None:
-        """Forget those who have their whole allowance again."""
+        """Forget addresses whose allowance is full again."""
         self._swept_at = now
         for address, allowance in tuple(self._addresses.items()):
             if now - allowance.at > _FORGET_AFTER_SECONDS:

@@ -1,13 +1,12 @@
-"""How this broker shows the others of its cluster who it is: by the listener that brokers use among themselves.
+"""Authenticate this broker to the other brokers of its cluster, on the listener between brokers.
 
-What the listener asks of those who connect, this broker brings when it connects to another one's, by the same
-configurations, as in Kafka: `listener.name.<name>.ssl.*` for whom to trust and the certificate of its own, for SASL
-`sasl.mechanism.inter.broker.protocol` with `username` and `password` of the mechanism's JAAS configuration, or with a
-bearer token (`sasl.oauthbearer.token.endpoint.url`). What the other broker lets it do then, ACLs and `super.users` say:
-CLUSTER_ACTION.
+The configurations of this broker's own listener also apply when it connects to another broker's, as in Kafka:
+`listener.name.<name>.ssl.*` for trust and for its own certificate. SASL uses `sasl.mechanism.inter.broker.protocol`,
+with `username` and `password` of the mechanism's JAAS configuration or a bearer token
+(`sasl.oauthbearer.token.endpoint.url`). ACLs and `super.users` of the other broker must allow CLUSTER_ACTION.
 
-An `Introduction` (`broker.net.outgoing`). Files are read again when they change; where they cannot be used those read
-before stay. A session that ends (`connections.max.reauth.ms`) is renewed before.
+This is an `Introduction` (`broker.net.outgoing`). Changed files are read again; if they cannot be used, the previous
+ones stay in use. A session is renewed before it expires (`connections.max.reauth.ms`).
 """
 
 from __future__ import annotations
@@ -44,12 +43,13 @@ ResponseT = TypeVar("ResponseT", bound="ApiMessage")
 ResultT = TypeVar("ResultT")
 
 SESSION_USED: Final = 0.85
-"""After which part of its session's lifetime a connection authenticates again; Kafka's clients do so from here on."""
+"""Fraction of a session's lifetime after which a connection authenticates again; Kafka's clients use at least the same.
+"""
 _CLIENT_ID: Final = "broker"
 
 
 class InterBroker:
-    """See the module's contract. `listener`: this broker's own of those that brokers use among themselves."""
+    """Authenticates connections to other brokers. `listener`: this broker's own listener between brokers."""
 
     def __init__(
         self, config: BrokerConfig, listener: Listener, entropy: Entropy, executor: Executor
@@ -61,10 +61,10 @@ class InterBroker:
         self._tokens: BearerTokens | None = None
         self._context: ssl.SSLContext | None = None
         self._read: object = None
-        """What the context was made of."""
+        """The settings and file stamps of the present context."""
 
     async def check(self) -> None:
-        """Raises ConfigError for what cannot be used."""
+        """Check the configuration. Raises ConfigError if it cannot be used."""
         login = self._login()
         if isinstance(login, TokenLogin):
             await self._run(self._tokens_of(login).check)
@@ -99,7 +99,7 @@ class InterBroker:
                 if answer.error_code != ErrorCode.NONE:
                     reason = answer.error_message or ErrorCode(answer.error_code).name
                     raise _refused(connection, client, reason)
-                # A password's hash takes a while.
+                # Hashing a password takes a while.
                 said = await self._run(partial(client.answer, answer.auth_bytes))
         except (SaslError, DecodeError) as error:
             raise _refused(connection, client, str(error)) from None
@@ -107,19 +107,19 @@ class InterBroker:
         return lifetime_ms / 1000 * SESSION_USED if lifetime_ms > 0 else None
 
     def _login(self) -> Login | TokenLogin | None:
-        """As configured now. Raises ConfigError."""
+        """Return the login that is configured now. Raises ConfigError."""
         listener = self._listener
         return login_of(listener.name, self._config.explicit.get) if listener.protocol.has_sasl else None
 
     async def _client(self, login: Login | TokenLogin, connection: OutgoingConnection) -> SaslClient:
-        """Raises ConnectionError if there is no token for it."""
+        """Return the client's side of the login. Raises ConnectionError if it cannot get a token."""
         if isinstance(login, TokenLogin):
             now = asyncio.get_running_loop().time()
             try:
                 return OAuthBearer(await self._run(partial(self._tokens_of(login).token, now)))
             except (OSError, ValueError, ConfigError) as error:
                 raise ConnectionAbortedError(
-                    f"{connection.name} is not asked, because there is no token for it: {error}"
+                    f"cannot authenticate to {connection.name}, because no token could be fetched: {error}"
                 ) from None
         if login.mechanism == Plain.mechanism:
             return Plain(login.user, login.password)
@@ -127,21 +127,22 @@ class InterBroker:
         return Scram(login.mechanism, login.user, login.password, nonce)
 
     def _tokens_of(self, login: TokenLogin) -> BearerTokens:
-        from headrace.broker.security.sasl.bearer_tokens import BearerTokens  # with all of cryptography
+        # this imports the cryptography library
+        from headrace.broker.security.sasl.bearer_tokens import BearerTokens
 
         if self._tokens is None or self._tokens.login != login:
             self._tokens = BearerTokens(login)
         return self._tokens
 
     async def _run(self, work: Callable[[], ResultT]) -> ResultT:
-        """In a thread."""
+        """Run `work` in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     async def _tls(self) -> ssl.SSLContext:
         return await self._run(self._current_tls)
 
     def _current_tls(self) -> ssl.SSLContext:
-        """In a thread. Raises ConfigError where there has never been one that could be used."""
+        """Return the TLS context, in a thread. Raises ConfigError if there is no usable one yet."""
         from headrace.broker.security.tls.listener_tls import settings_of, stamps_of
 
         settings = settings_of(self._config, self._listener)
@@ -154,7 +155,7 @@ class InterBroker:
                 if self._context is None:
                     raise
                 logger.error(
-                    "connections to other brokers keep to the certificates in use, because the new ones cannot be "
+                    "connections to other brokers keep the present certificates, because the new ones cannot be "
                     "used: %s",
                     error,
                 )
@@ -187,5 +188,5 @@ async def _ask(connection: OutgoingConnection, request: ApiMessage, response: ty
 
 def _refused(connection: OutgoingConnection, client: SaslClient, reason: str) -> ConnectionError:
     return ConnectionAbortedError(
-        f"{connection.name} does not let in the user {client.user} by {client.mechanism}: {reason}"
+        f"{connection.name} refused the user {client.user} with {client.mechanism}: {reason}"
     )

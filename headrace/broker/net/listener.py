@@ -1,8 +1,8 @@
 """The listening sockets and the set of connections.
 
-Each listener has its name and what it asks of a peer: TLS, SASL, both or nothing. The limits are of all together.
-Accepts up to them, lets handshakes of TLS begin in their turns, reaps the idle and those who do not say in time who
-they are, and drains at the end: `stop_listening`, then `drain`, then `close`.
+Each listener has a name and requires TLS, SASL, both or neither. `Network` accepts connections up to the common limits,
+begins TLS handshakes in their turns, and closes connections that are idle or do not authenticate in time. At the end:
+`stop_listening`, then `drain`, then `close`.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ logger = logging.getLogger("headrace.net")
 
 
 _CLOSED_PER_TURN = 64
-"""Of connections that are too many, before others are served again."""
+"""Number of excess connections that are closed before others are served again."""
 _TURNED_AWAY_MAX = 1000
-"""Connections that are held until they are closed; beyond that they are closed at once."""
+"""Maximum number of throttled connections that are held until they are closed; beyond it they are closed at once."""
 _TURNS_SECONDS = 0.02
-"""How often those who wait for a handshake are looked at, while somebody does."""
+"""Interval at which waiting handshakes are checked, in seconds."""
 
 
 class Listening(msgspec.Struct, eq=False):
-    """One listener. `encryption` and `with_sasl` are what it asks of a peer before its first request."""
+    """One listener. `encryption` and `with_sasl` are its requirements before a peer's first request."""
 
     name: str
     host: str
@@ -58,11 +58,11 @@ class Listening(msgspec.Struct, eq=False):
     with_sasl: bool = False
     is_accepting: bool = False
     accepted: int = 0
-    """Connections since it listens."""
+    """Number of connections since it began to listen."""
     pause: asyncio.TimerHandle | None = None
-    """Nothing is accepted until then."""
+    """Timer after which it accepts again."""
     is_full: bool = False
-    """Nothing is accepted until a connection has gone."""
+    """True while it accepts nothing until a connection closes."""
 
 
 class Network:
@@ -77,8 +77,8 @@ class Network:
         handshakes_in: Executor | None = None,
         sockets: Sockets | None = None,
     ) -> None:
-        """`handshakes_in`: where handshakes of TLS are done; None: on the event loop, which a simulated one wants.
-        `sockets`: the system's where none are given.
+        """`handshakes_in`: the executor of TLS handshakes; None: on the event loop, for simulations. `sockets`: None
+        for the system's.
         """
         self.answerer = answerer
         self.limits = limits
@@ -92,7 +92,7 @@ class Network:
         self._handshakes: HandshakeQueue[TlsConnection] = HandshakeQueue()
         self._turns: asyncio.TimerHandle | None = None
         self._deadlines: dict[Connection, asyncio.TimerHandle] = {}
-        self._connections: dict[Connection, None] = {}  # in the order in which they came
+        self._connections: dict[Connection, None] = {}  # in the order of their arrival
         self._outgoing: dict[OutgoingConnection, None] = {}
         self._per_address = AddressSlots()
         self._backlog: Backlog[Connection] = Backlog(limits.unsent_bytes_of_all_max)
@@ -100,18 +100,20 @@ class Network:
         self._draining: asyncio.Event | None = None
         self.is_draining = False
         self.connection_delay: Callable[[str], float] | None = None
-        """Asked for each connection, by address: 0, or the seconds after which it is closed instead of being served."""
+        """Called with the address of each connection. It returns 0, or the seconds after which to close it without
+        serving it.
+        """
         self.rates = ConnectionRates()
-        """How fast listeners accept; changed by `set_rates`."""
+        """Rates of accepting; changed by `set_rates`."""
         self._slots = ConnectionSlots()
         self._is_closing_excess = False
         self.introduction: Introduction | None = None
-        """How connections to others show who asks; None: nobody in particular, in the clear."""
+        """Authentication of outgoing connections; None: none, and no encryption."""
         self.faults: Counter[Fault] = Counter()
-        """How many connections were refused or closed, for what."""
+        """Number of refused and closed connections by reason."""
         self._turned_away: set[Stream] = set()
         self.requests: dict[asyncio.Future[Any], None] = {}
-        """Requests under way, also those whose connections are gone."""
+        """Requests in progress, including those of closed connections."""
 
     @property
     def connection_count(self) -> int:
@@ -119,12 +121,12 @@ class Network:
 
     @property
     def pending_handshakes(self) -> int:
-        """Connections whose handshake of TLS has not ended, those included that wait for their turn."""
+        """Number of TLS handshakes that have not ended, including those that wait for their turn."""
         return self._handshakes.pending_count
 
     @property
     def host(self) -> str:
-        """Of the first listener, as it is bound."""
+        """Host of the first listener, as it is bound."""
         return self.listeners[0].host
 
     @property
@@ -207,7 +209,7 @@ class Network:
         listening.sock.pause()
         self._complain(
             Fault.REFUSED,
-            "nobody is accepted on %s until a connection is closed: max.connections=%d are open",
+            "not accepting connections on %s: max.connections=%d reached",
             listening.name,
             reached,
         )
@@ -221,17 +223,17 @@ class Network:
     def set_connections_max(
         self, of_all: int | None, of_listeners: Mapping[str, int], protected: str | None = None
     ) -> None:
-        """As `ConnectionSlots.set`; who waits is looked at again, and those that are too many now are closed."""
+        """Set limits as `ConnectionSlots.set`; close excess connections, and accept waiting ones."""
         self._slots.set(of_all, of_listeners, protected)
         self._close_excess()
         self._slots_changed()
 
     def set_connections_per_address(self, of_each: int, of_some: Mapping[str, int]) -> None:
-        """As `AddressSlots.set`."""
+        """Set limits as `AddressSlots.set`."""
         self._per_address.set(of_each, of_some)
 
     def _close_excess(self) -> None:
-        """Those that have been silent for longest, a few in each turn of the loop."""
+        """Close the connections that were silent for longest, a few in each turn of the loop."""
         excess = self._slots.excess
         if not excess or self._is_closing_excess:
             return
@@ -239,7 +241,7 @@ class Network:
         count = min(excess, _CLOSED_PER_TURN)
         for connection in heapq.nsmallest(count, others, key=lambda each: each.last_active):
             connection.close(
-                f"it was silent for longest, and there are more than max.connections={self._slots.max_of_all}",
+                f"it was idle for longest, and more than max.connections={self._slots.max_of_all} are open",
                 Fault.REFUSED,
             )
         if excess > count:
@@ -253,7 +255,7 @@ class Network:
     def set_rates(
         self, of_all: float | None, of_listeners: Mapping[str, float], exempt: str | None = None
     ) -> None:
-        """As `ConnectionRates.set`; who waits by the rates of before is looked at again."""
+        """Set rates as `ConnectionRates.set`, and apply them to waiting connections."""
         self.rates.set(of_all, of_listeners, exempt)
         for listening in self.listeners:
             if listening.pause is not None:
@@ -269,7 +271,7 @@ class Network:
         limits = self.limits
         if self.connection_delay is not None and (delay := self.connection_delay(host)):
             self._complain(
-                Fault.THROTTLED, "%s:%d is closed: it exceeds its connection_creation_rate", host, port
+                Fault.THROTTLED, "closing %s:%d: its address exceeds connection_creation_rate", host, port
             )
             self._turn_away(sock, delay)
             return
@@ -277,7 +279,7 @@ class Network:
         listening.accepted += 1
         if (reached := self._per_address.full(host)) is not None:
             self._complain(
-                Fault.REFUSED, "refused %s:%d: max.connections.per.ip=%d are open", host, port, reached
+                Fault.REFUSED, "refused %s:%d: max.connections.per.ip=%d reached", host, port, reached
             )
             sock.close()
             return
@@ -292,7 +294,7 @@ class Network:
             connection = Connection(self, sock, peer)
             self._connections[connection] = None
             if is_stranger:
-                self._expect(connection, limits.authentication_seconds_max, "it has not authenticated itself")
+                self._expect(connection, limits.authentication_seconds_max, "it has not authenticated")
             return
         shaking = TlsConnection(self, sock, peer, listening.encryption, with_sasl=listening.with_sasl)
         self._connections[shaking] = None
@@ -300,16 +302,18 @@ class Network:
             self._handshakes.arrive(shaking, host, limits, asks=False)
             or (self._one_gave_way(host) and self._handshakes.arrive(shaking, host, limits, asks=False))
         ):
-            shaking.is_refused("too many handshakes of TLS are under way")
+            shaking.is_refused("too many TLS handshakes are in progress")
             return
-        self._expect(shaking, limits.handshake_seconds_max, "it has not completed the handshake of TLS")
+        self._expect(shaking, limits.handshake_seconds_max, "it has not completed the TLS handshake")
         shaking.listen()
 
     def _one_gave_way(self, host: str) -> bool:
-        """Whether a handshake of TLS that a peer has left half open was closed for a new one of this address."""
+        """Close a TLS handshake that waits for its peer, to make room for one of this address. Return whether one was
+        closed.
+        """
         oldest = self._handshakes.oldest(host, self.limits, lambda each: each.waits_for_peer)
         if oldest is not None:
-            oldest.close("its handshake of TLS is the oldest of too many that are half open", Fault.HANDSHAKE)
+            oldest.close("too many TLS handshakes are half open, and it has the oldest", Fault.HANDSHAKE)
         return oldest is not None
 
     def _complain(self, fault: Fault, text: str, *values: object) -> None:
@@ -317,7 +321,9 @@ class Network:
         logger.log(LEVELS[fault], text, *values, extra={"kind": fault})
 
     def _turn_away(self, sock: Stream, delay: float) -> None:
-        """As Kafka does with who comes too often (KIP-612): it learns of it late, so that it does not come at once."""
+        """Close a throttled connection after a delay, as Kafka does (KIP-612), so that its client does not reconnect at
+        once.
+        """
         if len(self._turned_away) >= _TURNED_AWAY_MAX:
             sock.close()
             return
@@ -329,10 +335,10 @@ class Network:
 
         self.loop.call_later(delay, close)
 
-    # -- strangers -----------------------------------------------------------------------------------------
+    # -- unauthenticated connections -----------------------------------------------------------------------
 
     def _expect(self, connection: Connection, seconds: float, fault: str) -> None:
-        """The connection is closed if it does not come so far in that time."""
+        """Close the connection if it does not get that far in time."""
         self._trust(connection)
         self._deadlines[connection] = self.loop.call_later(seconds, self._is_late, connection, seconds, fault)
 
@@ -377,22 +383,22 @@ class Network:
         else:
             limits = self.limits
             rest = max(0.0, limits.authentication_seconds_max - limits.handshake_seconds_max)
-            self._expect(connection, rest, "it has not authenticated itself")
+            self._expect(connection, rest, "it has not authenticated")
 
     def note_unsent(self, connection: Connection) -> None:
-        """Called by a connection whose answers wait for a slow peer, or have waited."""
+        """Note that a connection's answers wait for a slow peer, or have left."""
         backlog = self._backlog
         backlog.note(connection, 0 if connection.closed else connection.unsent_bytes)
         while (slowest := backlog.next_to_go()) is not None:
             slowest.close(
-                f"it does not read its answers: {slowest.unsent_bytes} bytes wait for it, and {backlog.size} for all, "
-                f"of {self.limits.unsent_bytes_of_all_max}",
+                f"it does not read its answers: {slowest.unsent_bytes} bytes wait for it, {backlog.size} for all; "
+                f"the limit for all is {self.limits.unsent_bytes_of_all_max}",
                 Fault.SLOW,
             )
             backlog.note(slowest, 0)
 
     def forget(self, connection: Connection) -> None:
-        """Called by a connection that has closed."""
+        """Remove a connection that has closed."""
         self._connections.pop(connection, None)
         self._backlog.note(connection, 0)
         self._trust(connection)
@@ -401,11 +407,11 @@ class Network:
         self._slots_changed()
         self.on_rest()
 
-    # -- connections to others ------------------------------------------------------------------------------
+    # -- outgoing connections -------------------------------------------------------------------------------
 
     async def connect(self, host: str, port: int) -> OutgoingConnection:
-        """A connection to whoever listens there, who knows by `introduction` who asks. Raises OSError; who wants a
-        deadline sets one around it.
+        """Open a connection to host and port, and authenticate it with `introduction`. Raises OSError. There is no
+        timeout; callers set their own.
         """
         introduction = self.introduction
         tls = None if introduction is None else await introduction.encryption(host)
@@ -424,13 +430,13 @@ class Network:
         return connection
 
     def forget_outgoing(self, connection: OutgoingConnection) -> None:
-        """Called by one that has closed."""
+        """Remove an outgoing connection that has closed."""
         self._outgoing.pop(connection, None)
 
     # -- idle connections and the end ----------------------------------------------------------------------
 
     async def reap_idle(self) -> None:
-        """Close connections that were silent for too long; runs until cancelled."""
+        """Close connections that were idle for too long, until cancelled."""
         while True:
             await asyncio.sleep(min(30.0, max(0.05, self.limits.idle_seconds_max / 4)))
             self.close_idle()
@@ -438,7 +444,7 @@ class Network:
     def close_idle(self) -> None:
         deadline = self.loop.time() - self.limits.idle_seconds_max
         for connection in tuple(self._connections):
-            # Whoever waits for us (a long poll, a join) is not idle; whoever does not read answers is.
+            # A peer that waits for the broker (a long poll, a join) is not idle; one that does not read its answers is.
             if connection.is_waiting_for_handler:
                 if connection.has_hung_up_unheard():
                     connection.close("closed by the peer")
@@ -446,7 +452,7 @@ class Network:
                 connection.close("idle for too long", Fault.IDLE)
 
     async def drain(self, seconds: float) -> None:
-        """Wait until nothing is under way and every answer has left, but not longer than `seconds`."""
+        """Wait until no request is in progress and every answer has left, at most `seconds`."""
         self._draining = asyncio.Event()
         self.is_draining = True
         self.on_rest()
@@ -455,10 +461,10 @@ class Network:
                 await self._draining.wait()
         except TimeoutError:
             busy = sum(connection.is_busy for connection in self._connections)
-            logger.warning("%d connections did not come to rest within %g s", busy, seconds)
+            logger.warning("%d connections were still busy after %g s", busy, seconds)
 
     def on_rest(self) -> None:
-        """Called by a connection that has nothing more to do for now; needed while `is_draining` only."""
+        """Note that a connection has nothing more to do for now; only needed while `is_draining`."""
         if (
             self._draining is not None
             and not self.requests
@@ -467,14 +473,14 @@ class Network:
             self._draining.set()
 
     async def cancel_requests(self) -> None:
-        """Stop whatever is still under way, and wait until it has stopped."""
+        """Cancel the requests that are still in progress, and wait for their end."""
         requests = list(self.requests)
         for request in requests:
             request.cancel()
         await asyncio.gather(*requests, return_exceptions=True)
 
     def close(self) -> None:
-        """Close everything at once."""
+        """Close all connections and listeners at once."""
         self.stop_listening()
         for sock in self._turned_away:
             sock.close()

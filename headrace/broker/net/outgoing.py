@@ -1,11 +1,11 @@
-"""One connection that this process has opened: requests out, their answers in, in order.
+"""One connection that this process has opened: requests out, answers in, in the same order.
 
-Any number of requests may be under way; the first answer is the first one's. When the connection ends, however it does,
-all that are under way fail with ConnectionError: they may have been carried out or not. What an answer means, and which
-request it belongs to by its number, is the caller's to check.
+Any number of requests may be in progress; answers come in their order. When the connection ends, for any reason, all of
+them fail with ConnectionError: they may have been carried out or not. The caller decodes an answer and checks its
+correlation id.
 
-How this process shows who it is, an `Introduction` says: over TLS or not, and by which requests. While it does so no
-other request leaves; those that are made meanwhile leave after it.
+An `Introduction` authenticates the connection: with TLS or not, and by its own requests. Other requests wait until it
+is done.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ logger = logging.getLogger("headrace.net")
 Answer = asyncio.Future[bytes | memoryview]
 
 _AGAIN_SECONDS = 10.0
-"""To say who asks again, while others wait."""
+"""Timeout of authenticating again, while other requests wait, in seconds."""
 
 
 class Opener(Protocol):
-    """What a connection takes of whoever opened it, and tells it (`headrace/broker/net/listener.py`)."""
+    """The opener of a connection, as far as connections need it (`headrace/broker/net/listener.py`)."""
 
     limits: Limits
     loop: asyncio.AbstractEventLoop
@@ -42,23 +42,23 @@ class Opener(Protocol):
     scratch: memoryview
 
     def forget_outgoing(self, connection: OutgoingConnection) -> None:
-        """The connection has closed."""
+        """Remove a connection that has closed."""
 
 
 class Introduction(Protocol):
-    """What comes before the first request."""
+    """Encryption and authentication before the first request."""
 
     async def encryption(self, host: str) -> TlsStream | None:
-        """The client's side of a new connection to that host; None: in the clear. Raises ConnectionError."""
+        """Return the client's side of TLS for a new connection to `host`; None: no TLS. Raises ConnectionError."""
 
     async def introduce(self, connection: OutgoingConnection) -> float | None:
-        """Say who asks, by `ask_before_others`. Gives the seconds after which it has to be said again; None: never.
-        Raises ConnectionError.
+        """Authenticate by `ask_before_others`. Return the seconds after which to repeat it; None: never. Raises
+        ConnectionError.
         """
 
 
 class OutgoingConnection:
-    """See the module's contract. Made by its opener (`Network.connect`)."""
+    """One connection that this process has opened. Its opener makes it (`Network.connect`)."""
 
     __slots__ = (
         "_asked",
@@ -96,10 +96,10 @@ class OutgoingConnection:
         return f"<OutgoingConnection to {self.name}>"
 
     def ask(self, request: list[Buffer]) -> Answer:
-        """Send a request, given without its length: its header first. The list is the connection's from now on.
+        """Send a request: its header first, without a length. The connection keeps the list.
 
-        The answer is a frame without its length. A view is of a buffer that is used again: `release` it. Raises
-        ConnectionError when the connection has ended.
+        The answer is a frame without its length. A view is of a pooled buffer: `release` it. Raises ConnectionError
+        when the connection has ended.
         """
         if self._held is None or self.closed:
             return self.ask_before_others(request)
@@ -108,7 +108,7 @@ class OutgoingConnection:
         return answer
 
     def ask_before_others(self, request: list[Buffer]) -> Answer:
-        """`ask`, for who says who asks: not held back."""
+        """Send a request of the authentication, which does not wait for it."""
         if self.closed:
             raise ConnectionResetError(f"the connection to {self.name} has ended")
         answer: Answer = self._opener.loop.create_future()
@@ -122,13 +122,17 @@ class OutgoingConnection:
             self._send()
 
     async def introduce(self, introduction: Introduction) -> None:
-        """Say who asks, now and whenever it has to be said again. Raises ConnectionError, and is closed then."""
+        """Authenticate, now and when it must be repeated. After an error the connection is closed. Raises
+        ConnectionError.
+        """
         self._introduction = introduction
         self._held = []
         try:
             seconds = await introduction.introduce(self)
         except BaseException as error:
-            self.close(f"who asks is not accepted: {error}" if isinstance(error, OSError) else "given up")
+            self.close(
+                f"authentication failed: {error}" if isinstance(error, OSError) else "it was cancelled"
+            )
             raise
         if self.closed:
             raise ConnectionResetError(f"the connection to {self.name} has ended")
@@ -147,10 +151,10 @@ class OutgoingConnection:
             async with asyncio.timeout(_AGAIN_SECONDS):
                 await self.introduce(self._introduction)
         except OSError as error:
-            logger.warning("the connection to %s is lost: %s", self.name, error)
+            logger.warning("lost the connection to %s: %s", self.name, error)
 
     def release(self, answer: memoryview) -> None:
-        """Nobody looks at the answer any more."""
+        """Return the memory of an answer that is not used any more."""
         self._incoming.release(answer)
 
     def on_readable(self) -> None:
@@ -167,7 +171,7 @@ class OutgoingConnection:
         self._received(count)
 
     def _received(self, count: int) -> None:
-        """They are in the room for what comes in."""
+        """Take over bytes that are in `room()`."""
         try:
             self._incoming.received(count)
         except CloseConnection as error:
@@ -179,9 +183,9 @@ class OutgoingConnection:
             if not answer.done():
                 answer.set_result(frame)
             elif isinstance(frame, memoryview):
-                self.release(frame)  # whoever asked does not want it any more
+                self.release(frame)  # its request was cancelled
         if frames:
-            self.close("it has sent an answer that nobody asked for")
+            self.close("it sent an answer without a request")
 
     def on_writable(self) -> None:
         self._send()
@@ -209,7 +213,7 @@ class OutgoingConnection:
             self._opener.poller.change(self._fd, reading=True, writing=wanted)
 
     def close(self, reason: str) -> None:
-        """End it at once; whoever waits for an answer is told why."""
+        """End it at once; its requests fail with the reason."""
         if self.closed:
             return
         self.closed = True
@@ -222,19 +226,19 @@ class OutgoingConnection:
         asked, self._asked = [*self._asked, *(answer for _, answer in held)], deque()
         renewal, self._renewal = self._renewal, None
         if isinstance(renewal, asyncio.TimerHandle):
-            renewal.cancel()  # a task that says who asks is told by its answer
+            renewal.cancel()  # a task that authenticates ends by its answer
         for answer in asked:
             if not answer.done():
                 answer.set_exception(
                     ConnectionResetError(f"the connection to {self.name} has ended: {reason}")
                 )
-                answer.exception()  # nobody may wait for it any more
+                answer.exception()  # it may not be awaited any more
         self._opener.forget_outgoing(self)
         self.when_closed()
 
 
 class OutgoingTlsConnection(OutgoingConnection):
-    """The same over TLS. `shake_hands` before anything is asked."""
+    """The same over TLS. Call `shake_hands` before the first request."""
 
     __slots__ = ("_is_open", "_sealed", "_shaken", "_tls")
 
@@ -246,7 +250,9 @@ class OutgoingTlsConnection(OutgoingConnection):
         self._sealed = memoryview(b"")  # encrypted, and not sent
 
     async def shake_hands(self) -> None:
-        """Raises ConnectionError when one side does not accept the other; it is closed then."""
+        """Complete the TLS handshake. Raises ConnectionError, and closes the connection, if one side does not accept
+        the other.
+        """
         self._shake()
         try:
             await self._shaken
@@ -259,7 +265,7 @@ class OutgoingTlsConnection(OutgoingConnection):
             self._is_open = self._tls.handshake()
         except TlsError as error:
             self._send()
-            self.close(f"the handshake of TLS failed: {error}")
+            self.close(f"the TLS handshake failed: {error}")
             return
         self._send()
         if self._is_open and not self._shaken.done():
@@ -317,7 +323,7 @@ class OutgoingTlsConnection(OutgoingConnection):
                 self._watch_writable(False)
 
     def _seal(self, size_max: int) -> None:
-        """Encrypt what is to be sent next."""
+        """Encrypt the next bytes to send."""
         buffers, _ = self._unsent.head(self._opener.limits.buffers_per_call)
         first = memoryview(buffers[0]).cast("B")
         if len(buffers) > 1 and len(first) < size_max:
@@ -333,4 +339,4 @@ class OutgoingTlsConnection(OutgoingConnection):
         self._sealed = memoryview(b"")
         if not self._shaken.done():
             self._shaken.set_exception(ConnectionResetError(f"no connection to {self.name}: {reason}"))
-            self._shaken.exception()  # nobody may wait for it any more
+            self._shaken.exception()  # it may not be awaited any more

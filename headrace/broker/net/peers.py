@@ -1,12 +1,11 @@
-"""Requests of this broker to the others of its cluster, over the listener that brokers use among themselves.
+"""Requests of this broker to other brokers of its cluster, over the listener between brokers.
 
-A connection is opened when it is first needed, shows who asks (`Network.introduction`), and is kept. Answers of one
-connection come in the order of its requests, each after the one before it: who must not wait for others names a
-*channel* of its own. When a peer has registered anew (another process, or another session of the same) a new connection
-takes the place of the old one.
+A connection is opened at its first use, authenticated (`Network.introduction`), and kept. Its answers come in the order
+of its requests; requests that must not wait for others use a *channel* of their own. When a peer has registered again
+(another process, or another session), a new connection replaces the old one.
 
-What came of a request is known only if it was answered: `PeerLostError.sent` says whether it may have been carried out.
-Nothing is repeated here, and nobody is found: who asks knows what may be repeated, and whom to ask then.
+The outcome of a request is known only from its answer: `PeerLostError.sent` is True if it may have been carried out.
+Requests are not repeated here: the caller knows which may be repeated, and to which broker.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _CORRELATIONS: Final = 1 << 31
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where a broker is. `epoch` is that of its registration."""
+    """The address of a broker. `epoch` is that of its registration."""
 
     host: str
     port: int
@@ -41,10 +40,10 @@ class Address(msgspec.Struct, frozen=True):
 
 
 class PeerLostError(Exception):
-    """It could not be asked, or has not answered. `sent`: it may have carried the request out."""
+    """A broker could not be reached, or has not answered. `sent`: it may have carried the request out."""
 
     def __init__(self, message: str, *, sent: bool, refused: bool = False) -> None:
-        """`refused`: nobody listens where it was."""
+        """`refused`: no process listens at its address."""
         super().__init__(message)
         self.message = message
         self.sent = sent
@@ -52,7 +51,7 @@ class PeerLostError(Exception):
 
 
 class Connector(Protocol):
-    """`broker.net.listener.Network`, as far as it is needed here."""
+    """`broker.net.listener.Network`, as far as this module needs it."""
 
     async def connect(self, host: str, port: int) -> OutgoingConnection: ...
 
@@ -73,14 +72,16 @@ class Conversation:
         self.connection.close(reason)
 
     async def ended(self) -> None:
-        """Wait until the connection has."""
+        """Wait until the connection has ended."""
         ended = asyncio.Event()
         self.connection.when_closed = ended.set
         if not self.connection.closed:
             await ended.wait()
 
     async def ask(self, request: ApiMessage, response: type[ResponseT], version: int) -> ResponseT:
-        """Raises ConnectionError. An answer that cannot be read ends the connection."""
+        """Send a request and return its answer. Raises ConnectionError. An answer that cannot be decoded ends the
+        connection.
+        """
         self._number = number = (self._number + 1) % _CORRELATIONS
         header = RequestHeader(request.API_KEY, version, number, self._client_id)
         head = encode_request_header(header, request.header_version(version))
@@ -88,9 +89,9 @@ class Conversation:
         try:
             answered, position = decode_response_header(frame, response.header_version(version))
             if answered != number:
-                raise DecodeError(f"it is to request {answered}, not {number}")
+                raise DecodeError(f"it answers request {answered}, not {number}")
             if isinstance(frame, memoryview):
-                data = bytes(frame)  # what is in the answer may be kept
+                data = bytes(frame)  # parts of the answer may be kept
                 self.connection.release(frame)
                 frame = data
             return response.decode(frame, version, None, position)
@@ -100,7 +101,7 @@ class Conversation:
 
 
 class _Line:
-    """To one broker, by one channel."""
+    """The connection of one channel to one broker."""
 
     __slots__ = ("address", "conversation", "opening")
 
@@ -111,7 +112,7 @@ class _Line:
 
 
 class Peers:
-    """See the module's contract. On the event loop."""
+    """The connections to other brokers; on the event loop."""
 
     def __init__(
         self,
@@ -120,7 +121,7 @@ class Peers:
         *,
         client_id: str,
     ) -> None:
-        """`find`: where a broker that is alive is."""
+        """`find` returns the address of a live broker."""
         self._network = network
         self._find = find
         self._client_id = client_id
@@ -136,7 +137,8 @@ class Peers:
         channel: str = "",
         seconds: float = ANSWER_SECONDS,
     ) -> ResponseT:
-        """`version` None: the newest. A peer that takes longer is not waited for, and its connection is closed.
+        """Send a request and return its answer. `version` None: the newest. If the answer takes longer than `seconds`,
+        the connection is closed.
 
         Raises PeerLostError.
         """
@@ -161,7 +163,7 @@ class Peers:
         line = self._lines.get((broker_id, channel))
         if line is None or line.address != address:
             if line is not None and line.conversation is not None:
-                line.conversation.close("the broker has registered anew")
+                line.conversation.close("the broker has registered again")
             line = self._lines[broker_id, channel] = _Line(address)
         async with line.opening:
             if line.conversation is None or line.conversation.is_over:
@@ -169,7 +171,7 @@ class Peers:
             return line.conversation
 
     async def connect(self, broker_id: int) -> Conversation:
-        """A conversation of the caller's own, which is the caller's to close. Raises PeerLostError."""
+        """Return a new conversation, which the caller closes. Raises PeerLostError."""
         address = self._find(broker_id)
         if address is None:
             raise PeerLostError(f"broker {broker_id} is not alive", sent=False)
@@ -182,18 +184,18 @@ class Peers:
         except OSError as error:
             reason, refused = error.strerror or str(error), error.errno == errno.ECONNREFUSED
         raise PeerLostError(
-            f"broker {broker_id} at {address.host}:{address.port} cannot be asked: {reason}",
+            f"cannot connect to broker {broker_id} at {address.host}:{address.port}: {reason}",
             sent=False,
             refused=refused,
         )
 
     def hang_up(self, broker_id: int, channel: str) -> None:
-        """Whoever waits for an answer of this channel does not any more: PeerLostError. The next request opens another
+        """Close a channel's connection: its requests fail with PeerLostError. The next request opens another
         connection.
         """
         line = self._lines.get((broker_id, channel))
         if line is not None and line.conversation is not None:
-            line.conversation.close("nobody waits for the answer any more")
+            line.conversation.close("its answers are not needed any more")
 
     def close(self) -> None:
         lines, self._lines = self._lines, {}

@@ -1,11 +1,11 @@
 """Readiness of many sockets at the price of one.
 
-The event loop pays a few microseconds for each descriptor that is ready: a selector key, a handle, a context.
-A `ServerLoop` has a selector that knows our connections: what is ready is found with one system call, and
-connections are served right there by a dictionary lookup; the loop gets only what is its own. So a wakeup of an
-idle server costs one system call before the request is read.
+The event loop pays a few microseconds for each descriptor that is ready: a selector key, a handle, a context. A
+`ServerLoop` has a selector that knows our connections: one system call finds those that are ready, and a dictionary
+lookup serves them; the loop gets only its own descriptors. So a wakeup of an idle server costs one system call before
+the request is read.
 
-On another loop, or where there is no epoll, the loop watches each socket itself.
+On another loop, or without epoll, the loop watches each socket itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 
 
 class TurnMeter(Protocol):
-    """How long turns of the loop take: what is done between two waits, while everybody else waits."""
+    """Measures turns of the loop: the time between two waits, while all other work waits."""
 
     def begins(self) -> None: ...
 
@@ -42,9 +42,9 @@ if sys.platform == "linux":
     Callbacks = tuple[Callable[[], None] | None, Callable[[], None] | None]
 
     class SocketSelector(selectors.BaseSelector):
-        """The selector of a `ServerLoop`, and the poller of its connections. See the module's contract.
+        """The selector of a `ServerLoop`, and the poller of its connections. See the module.
 
-        A hang-up or an error is told to whichever side is watched. What a watcher raises is logged.
+        A hang-up or an error is reported to each side that is watched. An exception of a watcher is logged.
         """
 
         def __init__(self) -> None:
@@ -53,7 +53,7 @@ if sys.platform == "linux":
             self._owners: dict[int, Watcher] = {}
             self._watched: dict[int, Callbacks] = {}
             self.meter: TurnMeter | None = None
-            """Told of each turn; nothing is measured without one."""
+            """Gets the time of each turn; without a meter nothing is measured."""
 
         # -- connections -----------------------------------------------------------------------------------
 
@@ -65,7 +65,7 @@ if sys.platform == "linux":
             watcher = self._owners[fd]
             is_registered = fd in self._watched
             if not reading and not writing:
-                # An empty mask would still report hang-ups, again and again.
+                # With an empty mask epoll would still report hang-ups, again and again.
                 if is_registered:
                     del self._watched[fd]
                     self._epoll.unregister(fd)
@@ -119,7 +119,7 @@ if sys.platform == "linux":
             self._watched.clear()
 
         def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-            """Wait, serve the connections that are ready, and give the event loop what is its own."""
+            """Wait, serve the connections that are ready, and return the event loop's own descriptors."""
             if timeout is None:
                 timeout = -1
             elif timeout > 0:
@@ -135,7 +135,7 @@ if sys.platform == "linux":
             others: list[tuple[selectors.SelectorKey, int]] = []
             for fd, events in ready_now:
                 callbacks = watched.get(fd)
-                if callbacks is None:  # the loop's own, or one that another has just closed
+                if callbacks is None:  # the loop's own, or one that another watcher has just closed
                     key = self._keys.get(fd)
                     if key is not None:
                         ready = selectors.EVENT_READ if events & _BUT_WRITE else 0
@@ -162,7 +162,7 @@ if sys.platform == "linux":
         )
 
     class ServerLoop(asyncio.SelectorEventLoop):
-        """An event loop that serves the connections of a network where it waits for them."""
+        """An event loop that serves a network's connections when it finds them ready."""
 
         def __init__(self) -> None:
             self.sockets = SocketSelector()
@@ -170,7 +170,7 @@ if sys.platform == "linux":
 
 
 class LoopPoller:
-    """The same by the event loop's own means."""
+    """A poller by means of any event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -198,14 +198,14 @@ class LoopPoller:
 
 
 def make_poller(loop: asyncio.AbstractEventLoop) -> Poller:
-    """The quickest that the loop has."""
+    """Return the fastest poller that the loop supports."""
     if sys.platform == "linux" and isinstance(loop, ServerLoop):
         return loop.sockets
     return LoopPoller(loop)
 
 
 def measure_turns(loop: asyncio.AbstractEventLoop, meter: TurnMeter) -> bool:
-    """Have a meter told of the loop's turns from now on. False: this kind of loop cannot tell."""
+    """Report the loop's turns to a meter from now on. False: this kind of loop does not support it."""
     if sys.platform == "linux" and isinstance(loop, ServerLoop):
         loop.sockets.meter = meter
         return True
@@ -213,7 +213,7 @@ def measure_turns(loop: asyncio.AbstractEventLoop, meter: TurnMeter) -> bool:
 
 
 def run_server(main: Coroutine[Any, Any, Result]) -> Result:
-    """`asyncio.run` with the quickest loop for a server that the platform has."""
+    """Run a coroutine as `asyncio.run` does, on the platform's fastest loop for a server."""
     factory = ServerLoop if sys.platform == "linux" else None
     with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(main)

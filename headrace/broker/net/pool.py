@@ -1,8 +1,8 @@
-"""Memory for the frames of large requests, used again once nobody looks at it any more.
+"""Memory for the frames of large requests, reused when it has no views any more.
 
-Fresh memory of a megabyte costs a page fault per 4 KiB, which is more than receiving it. A buffer is given
-out as a `bytearray` and must be handed back (`release`) when its request is done; whoever still holds a view
-of it then (a tablet that keeps Arrow data, say) keeps it, because only a buffer without views is taken back.
+Fresh memory of a megabyte costs a page fault per 4 KiB, which is more than receiving it. A buffer is handed out as a
+`bytearray` and must be returned (`release`) when its request is done. If it still has a view then (a tablet that keeps
+Arrow data, for example), it is not reused.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ SMALLEST = 64 * 1024
 
 
 class FramePool:
-    """Buffers in powers of two, `bytes_max` of them at most kept when idle. For one thread."""
+    """Idle buffers, in powers of two, at most `bytes_max` bytes. For one thread."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -19,23 +19,22 @@ class FramePool:
         self.idle_bytes = 0
 
     def acquire(self, size: int) -> bytearray:
-        """A buffer of at least `size` bytes, with whatever was in it before."""
+        """Return a buffer of at least `size` bytes, with arbitrary content."""
         capacity = max(SMALLEST, 1 << (size - 1).bit_length())
         free = self._free.get(capacity)
         if free:
             self.idle_bytes -= capacity
             return free.pop()
-        # Beyond the largest pooled size an exact one: rounding 60 MB up to 64 MB buys nothing.
+        # A buffer beyond the largest pooled size has the exact size: rounding 60 MB up to 64 MB has no use.
         return bytearray(capacity if capacity <= self._bytes_max // 4 else size)
 
     def release(self, buffer: bytearray) -> None:
-        """Give a buffer back; one that is still viewed by somebody is left to them."""
+        """Return a buffer; one that still has a view is not reused."""
         capacity = len(buffer)
         if capacity < SMALLEST or capacity & (capacity - 1) or self.idle_bytes + capacity > self._bytes_max:
             return
         try:
-            # A bytearray cannot change its length while a view of it exists: the cheapest question of the
-            # kind.
+            # A bytearray cannot change its length while it has a view: this is the cheapest check for views.
             buffer.pop()
             buffer.append(0)
         except BufferError:

@@ -1,11 +1,10 @@
-"""What the network side and those who answer requests say to each other.
+"""The interface between the network and the code that answers requests.
 
-An `Answerer` gets one whole frame (without its length) and gives back one of
-- a list of parts, the answer's header and body: sent behind a length that the connection puts in front,
+An `Answerer` gets one whole frame (without its length) and returns one of
+- a list of parts, the answer's header and body: the connection sends them behind their length,
 - None: there is no answer (a produce with acks=0),
-- a `Pending`: the answer comes later; the connection takes no further request until then.
-It raises `CloseConnection` when there is no point in talking on. The frame may be used again once the answer
-is given and no view of it is left.
+- a `Pending`: the answer comes later; the connection takes no further request until then. It raises `CloseConnection`
+  to end the connection. The frame may be reused once the answer is returned and it has no views.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ Part = Buffer | Region
 
 
 class CloseConnection(Exception):  # noqa: N818 - a decision, not an error of ours
-    """The peer broke the protocol, or is not let in; the text says how, in one line.
+    """The peer broke the protocol or was refused; the text gives the reason in one line.
 
     The connection is closed: without an answer, or after `answer` has gone out, if the socket takes it at once.
     """
@@ -41,11 +40,10 @@ class CloseConnection(Exception):  # noqa: N818 - a decision, not an error of ou
 
 
 class Peer(msgspec.Struct):
-    """Who sends: what an answerer may know of a connection.
+    """The sender of a request: the state of a connection that answerers may use.
 
-    `session` is who it is; None until it is authenticated. `memory` and `authentication` are the answerers' own, gone
-    with the connection. `throttle_seconds` is set by an answerer: for so long nothing of the peer is read after the
-    answer that it gives.
+    `session` is None until it is authenticated. `memory` and `authentication` belong to the answerers, and end with the
+    connection. An answerer sets `throttle_seconds`: after its answer, nothing is read from the peer for this time.
     """
 
     connection_id: int
@@ -59,10 +57,10 @@ class Peer(msgspec.Struct):
 
 
 class Pending(msgspec.Struct):
-    """An answer to come. When `outcome` is done, `finish` makes the parts of it (or raises CloseConnection).
+    """A future answer. When `outcome` is done, `finish` makes its parts (or raises CloseConnection).
 
-    If the connection ends before, `outcome` is cancelled only when `may_cancel` says so: what changes
-    something must not stop half-way because nobody waits for the answer any more.
+    If the connection ends before, `outcome` is cancelled only if `may_cancel` is set: a change must not stop half-way
+    because its client has disconnected.
     """
 
     outcome: Awaitable[Any]

@@ -1,7 +1,7 @@
-"""Answers on their way out: a queue of buffers and file regions, each answer behind its length.
+"""Unsent answers: a queue of buffers and file regions, each answer behind its length.
 
-No socket and no file: whoever sends asks for the `head`, sends as much of it as is taken, and says how much it was.
-Nothing is copied on the way, and no file is read; who cannot hand a region to the system (TLS) reads it.
+It uses no socket and no file: the sender gets the `head`, sends a part of it, and reports its size. Nothing is copied,
+and no file is read; a sender that cannot hand a region to the system (TLS) reads it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headrace.broker.runtime.ports import Region
 
 
 class SendQueue:
-    """See the module's contract. The first part is never empty while there are bytes to be sent."""
+    """The unsent answers of one connection. The first part is never empty while there are unsent bytes."""
 
     __slots__ = ("_file_bytes", "_parts", "size")
 
@@ -23,17 +23,15 @@ class SendQueue:
         self._parts: deque[Part] = deque()
         self._file_bytes = 0
         self.size = 0
-        """Bytes, those of regions included, that have not left."""
+        """Unsent bytes, including those of regions."""
 
     @property
     def memory_size(self) -> int:
-        """Bytes that have not left, those of regions apart."""
+        """Unsent bytes, without those of regions."""
         return self.size - self._file_bytes
 
     def append(self, parts: list[Part]) -> None:
-        """One answer, not empty. The list is the queue's from now on; parts that are made of parts (`.parts`) give
-        theirs.
-        """
+        """Append one answer, not empty. The queue keeps the list; parts with `.parts` are replaced by those."""
         first = parts[0]
         if len(parts) == 1 and type(first) is bytes:
             self.put(len(first).to_bytes(4, "big") + first)
@@ -58,14 +56,14 @@ class SendQueue:
         self._file_bytes += file_bytes
 
     def put(self, data: bytes | memoryview) -> None:
-        """Bytes as they are, at least one: a frame, or what is left of one."""
+        """Append raw bytes, at least one: a frame, or the rest of one."""
         self._parts.append(data)
         self.size += len(data)
 
     def head(self, count_max: int) -> tuple[list[Buffer], Region | None]:
-        """What is to be sent next: up to `count_max` buffers, and the region that follows them if one does.
+        """Return the next bytes to send: up to `count_max` buffers, and the region that follows them if one does.
 
-        At least one of the two while `size` is above 0. The region's turn comes when the buffers have left.
+        At least one of the two while `size` is above 0. The region is sent after the buffers.
         """
         buffers: list[Buffer] = []
         for part in self._parts:
@@ -77,7 +75,7 @@ class SendQueue:
         return buffers, None
 
     def sent(self, count: int) -> None:
-        """The first `count` bytes have left."""
+        """Remove the first `count` bytes, which have left."""
         parts = self._parts
         self.size -= count
         if not self.size:
@@ -102,24 +100,26 @@ class SendQueue:
             parts.popleft()
 
     def clear(self) -> None:
-        """Nothing of it will leave."""
+        """Drop all unsent bytes."""
         self._parts.clear()
         self.size = self._file_bytes = 0
 
     def check_invariants(self) -> None:
         """Raises InvariantError."""
         sizes = [_size(part) for part in self._parts]
-        invariant(self.size == sum(sizes), f"{self.size} bytes are unsent, and the parts have {sizes}")
+        invariant(
+            self.size == sum(sizes), f"{self.size} bytes are counted as unsent, but the parts have {sizes}"
+        )
         in_memory = sum(_size(p) for p in self._parts if isinstance(p, (bytes, bytearray, memoryview)))
         invariant(
             self.memory_size == in_memory,
-            f"{self.memory_size} bytes are in memory, and parts have {in_memory}",
+            f"{self.memory_size} bytes are counted in memory, but the parts have {in_memory}",
         )
         invariant(not sizes or sizes[0] > 0, "the first part is empty")
 
 
 class _RestOfRegion:
-    """What is still to be sent of a region. Keeps the original, and so its file, alive."""
+    """The unsent rest of a region. It keeps the original, and so its file, alive."""
 
     __slots__ = ("_region", "position", "size")
 
@@ -144,7 +144,7 @@ class _RestOfRegion:
 
 
 def _flat(parts: Iterable[Part]) -> Iterator[Part]:
-    """Parts that are made of parts give theirs."""
+    """Yield the parts, with `.parts` in the place of those that have them."""
     for part in parts:
         inner = None if isinstance(part, (bytes, bytearray, memoryview)) else getattr(part, "parts", None)
         if inner is None:

@@ -29,7 +29,7 @@ class SystemSockets:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.setblocking(False)
             if receive_buffer_bytes >= 0:
-                # Before listening: the window of a connection is agreed on in its handshake.
+                # Set before listening: the handshake of a connection negotiates its window.
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
             sock.bind((host, port))
         except BaseException:

@@ -1,13 +1,13 @@
 """TLS without a socket: encrypted bytes in, plain bytes out, and the other way round.
 
-The protocol is the standard library's (OpenSSL). Nothing here waits or calls the system: a shell moves the bytes
-(`tls_connection.py`), and a simulator moves them as it likes.
+The protocol is the standard library's (OpenSSL). This module does not wait or call the system: a shell moves the bytes
+(`tls_connection.py`), or a simulator.
 
     received(data) -> handshake() until it is True -> read_into(room) until 0
     write(data) -> outgoing()
 
-`handshake` takes up to some milliseconds (RSA of 4,096 bits: 6), without the interpreter's lock: it may be called in
-a thread, while nothing else is called. Every call may leave something for `outgoing` (handshakes, key updates, alerts),
+`handshake` takes up to some milliseconds (RSA of 4,096 bits: 6), without the interpreter's lock: it may run in a
+thread, while no other method is called. Every call may produce bytes for `outgoing` (handshakes, key updates, alerts),
 also one that raises. After an error, and after `is_closed`, nothing more is read.
 """
 
@@ -24,41 +24,41 @@ _NOT_TLS: Final = frozenset(
 )
 _MEANT: Final = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it has sent no certificate, and ssl.client.auth=required",
-    "UNSUPPORTED_PROTOCOL": "it speaks no version of TLS that ssl.enabled.protocols allows",
-    "NO_SHARED_CIPHER": "it offers no cipher suite that is allowed here",
+    "UNSUPPORTED_PROTOCOL": "it supports no version of TLS that ssl.enabled.protocols allows",
+    "NO_SHARED_CIPHER": "it offers no cipher suite that ssl.cipher.suites allows",
     "TLSV1_ALERT_UNKNOWN_CA": "it does not trust the certificate of this listener (unknown CA)",
     "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "it does not accept the certificate of this listener",
     "SSLV3_ALERT_BAD_CERTIFICATE": "it does not accept the certificate of this listener",
-    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "it says that the certificate of this listener has expired",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "it reports that the certificate of this listener has expired",
     "TLSV1_ALERT_PROTOCOL_VERSION": "it refuses the version of TLS",
 }
 
 
 class TlsError(Exception):
-    """The peer does not keep to TLS, or is not let in; the text says how, in one line."""
+    """The peer broke the TLS protocol, or is refused; the text gives the reason in one line."""
 
 
 class TlsStream:
-    """See the module's contract. One side of one connection."""
+    """One side of one TLS connection."""
 
     __slots__ = ("_from_peer", "_tls", "_to_peer", "is_closed")
 
     def __init__(self, context: ssl.SSLContext, server_name: str | None = None) -> None:
-        """The client's side where the server's name is given, by which it was found."""
+        """With `server_name`, the name by which the server was found, this is the client's side."""
         self._from_peer = ssl.MemoryBIO()
         self._to_peer = ssl.MemoryBIO()
         self._tls = context.wrap_bio(
             self._from_peer, self._to_peer, server_side=server_name is None, server_hostname=server_name
         )
         self.is_closed = False
-        """The peer has said that nothing more comes."""
+        """True after the peer has announced that it sends nothing more."""
 
     def received(self, data: memoryview) -> None:
-        """Encrypted bytes are here."""
+        """Take over encrypted bytes."""
         self._from_peer.write(data)
 
     def handshake(self) -> bool:
-        """Go on with the handshake; whether it is complete. Raises TlsError."""
+        """Continue the handshake; return whether it is complete. Raises TlsError."""
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
@@ -68,23 +68,23 @@ class TlsStream:
         return True
 
     def peer_certificate(self) -> bytes | None:
-        """The certificate (DER) that the peer has proved to own; None if it has shown none. After the handshake."""
+        """Return the peer's verified certificate (DER); None if it has sent none. After the handshake."""
         return self._tls.getpeercert(binary_form=True)
 
     @property
     def version(self) -> str:
-        """`TLSv1.3`, say; after the handshake."""
+        """Return the version, for example `TLSv1.3`; after the handshake."""
         return self._tls.version() or ""
 
     @property
     def cipher(self) -> str:
-        """The cipher suite, by OpenSSL's name; after the handshake."""
+        """Return the cipher suite, by OpenSSL's name; after the handshake."""
         cipher = self._tls.cipher()
         return "" if cipher is None else cipher[0]
 
     def read_into(self, room: memoryview) -> int:
-        """Decrypt into `room`, not empty; how many bytes that were. 0: everything that is here has been read.
-        Raises TlsError.
+        """Decrypt into `room`, not empty; return the number of bytes. 0: everything received has been read. Raises
+        TlsError.
         """
         if self.is_closed or (not self._from_peer.pending and not self._tls.pending()):
             return 0
@@ -102,7 +102,7 @@ class TlsStream:
         return count
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Encrypt: 256 KiB and more in one go cost least. Raises TlsError."""
+        """Encrypt `data`; pieces of 256 KiB and more are cheapest. Raises TlsError."""
         try:
             self._tls.write(data)
         except ssl.SSLError as error:
@@ -113,19 +113,19 @@ class TlsStream:
         return self._to_peer.pending > 0
 
     def outgoing(self) -> bytes:
-        """Everything that is to be sent, encrypted; given once."""
+        """Return all encrypted bytes to send, once."""
         return self._to_peer.read()
 
     def close(self) -> None:
-        """Say that nothing more comes (close_notify); an established stream only."""
-        with contextlib.suppress(ssl.SSLError):  # it waits for the peer's own, which nobody waits for
+        """Announce that nothing more will be sent (close_notify); only for an established stream."""
+        with contextlib.suppress(ssl.SSLError):  # it waits for the peer's close_notify, which is not needed
             self._tls.unwrap()
 
 
 def _told(error: ssl.SSLError) -> TlsError:
     reason = error.reason or ""
     if reason in _NOT_TLS:
-        return TlsError("it does not speak TLS, and this listener does")
+        return TlsError("it does not use TLS, and this listener requires it")
     if isinstance(error, ssl.SSLCertVerificationError):
         return TlsError(one_line(f"its certificate is not accepted: {error.verify_message}", 300))
     return TlsError(_MEANT.get(reason) or one_line(f"TLS failed: {reason or error}", 300))

@@ -1,10 +1,9 @@
-"""One client connection with TLS: what `connection.py` does, with a `TlsStream` between the socket and the exchange.
+"""One client connection with TLS: as `connection.py`, with a `TlsStream` between the socket and the exchange.
 
-A connection asks for its turn (`HandshakeQueue`) when its peer has sent something. It begins when the turn has come,
-shakes hands in steps that are done in a thread, and is not read from meanwhile. After that everything that one read has
-brought is decrypted at once, so that nothing waits inside of TLS for a socket that stays silent. Answers are encrypted
-a quarter of a megabyte at a time, and count as unsent until that has left; regions of files are read into memory first,
-there being no other way.
+A connection requests its turn (`HandshakeQueue`) when its peer has sent something. Then it runs the handshake in steps
+in a thread, and is not read meanwhile. Later all bytes of one read are decrypted at once, so that nothing stays inside
+TLS while the socket is silent. Answers are encrypted a quarter of a megabyte at a time, and count as unsent until the
+encrypted bytes have left. Regions of files must be read into memory first.
 """
 
 from __future__ import annotations
@@ -25,36 +24,36 @@ from headrace.broker.security.principal import Principal, Session
 logger = logging.getLogger("headrace.net")
 
 _HANDSHAKE_READ_BYTES = 16 * 1024
-"""As much as a record has; what a stranger sends is kept until it is a whole message."""
+"""The size of a TLS record; bytes of an unauthenticated peer are kept until they are a whole message."""
 
 
 class Encryption(Protocol):
-    """The TLS of a listener, as new connections have it: it may be another one for each."""
+    """The TLS of a listener for new connections; it may change between two connections."""
 
     @property
     def context(self) -> ssl.SSLContext: ...
 
     def admit(self, stream: TlsStream) -> Principal:
-        """Who the peer is, by its certificate. Raises TlsError for one that is not to be let in."""
+        """Return the peer's principal from its certificate. Raises TlsError if it is refused."""
         ...
 
 
 class TlsOwner(Owner, Protocol):
-    """What such a connection takes of its owner beside that."""
+    """The owner's additional methods for connections with TLS."""
 
     def run_handshake(self, stream: TlsStream) -> asyncio.Future[bool]:
-        """`stream.handshake()`, in a thread perhaps."""
+        """Run `stream.handshake()`, perhaps in a thread."""
         ...
 
     def ask_for_handshake(self, connection: TlsConnection) -> None:
-        """Let it `begin` when its turn has come; said once."""
+        """Call the connection's `begin` when its turn has come; called once."""
 
     def handshake_is_over(self, connection: TlsConnection) -> None:
-        """It is complete, has failed, or will not be; said once."""
+        """Note that its handshake is complete, has failed or will not take place; called once."""
 
 
 class TlsConnection(Connection):
-    """See the module's contract."""
+    """One client connection with TLS."""
 
     __slots__ = (
         "_asks",
@@ -72,7 +71,7 @@ class TlsConnection(Connection):
     def __init__(
         self, network: TlsOwner, sock: Stream, peer: Peer, encryption: Encryption, *, with_sasl: bool
     ) -> None:
-        """`with_sasl`: the certificate does not say who it is."""
+        """`with_sasl`: the certificate does not authenticate the peer; SASL does."""
         super().__init__(network, sock, peer)
         self._owner = network
         self._encryption = encryption
@@ -83,23 +82,23 @@ class TlsConnection(Connection):
         self._asks = False
         self._handshake: asyncio.Future[bool] | None = None
         self._sealed = memoryview(b"")  # encrypted, and not sent
-        self._sealed_plain = 0  # how much of what is unsent that is
+        self._sealed_plain = 0  # the number of unsent bytes that are in it, before encryption
         self._stop_reading()
 
     # -- the handshake -------------------------------------------------------------------------------------
 
     def listen(self) -> None:
-        """It is one of those that may ask for a turn: it does when its peer sends something."""
+        """Wait for the peer's first bytes, and then request a turn."""
         self._resume_reading()
 
     def begin(self) -> None:
-        """Its turn has come. Raises nothing."""
+        """Begin the handshake, in its turn. Raises nothing."""
         if not self.closed:
             self._tls = TlsStream(self._encryption.context)
             self._resume_reading()
 
     def _read_handshake(self, tls: TlsStream) -> None:
-        if not self._receive(tls, _HANDSHAKE_READ_BYTES, "closed by the peer within the handshake of TLS"):
+        if not self._receive(tls, _HANDSHAKE_READ_BYTES, "closed by the peer during the TLS handshake"):
             return
         self._stop_reading()
         self._handshake = self._owner.run_handshake(tls)
@@ -117,19 +116,19 @@ class TlsConnection(Connection):
             is_complete = step.result()
             principal = self._encryption.admit(tls) if is_complete else None
         except TlsError as error:
-            del step  # it has the error, which has this frame: nothing is to be left to the garbage collector
-            self._refuse(f"the handshake of TLS failed: {error}")
+            del step  # it has the error, which refers to this frame: avoid a reference cycle
+            self._refuse(f"the TLS handshake failed: {error}")
             return
         except Exception:
-            logger.exception("a handshake of TLS failed in the server")
-            self.close("a handshake of TLS failed in the server", Fault.SERVER)
+            logger.exception("a TLS handshake failed with an internal error")
+            self.close("a TLS handshake failed with an internal error", Fault.SERVER)
             return
         self._send()
         if principal is not None and not self.closed:
             self._open(principal)
         self._resume_reading()
         if self._is_open:
-            self._decrypt()  # it may have sent its first request with its last message
+            self._decrypt()  # the first request may have come with the last message of the handshake
 
     def _open(self, principal: Principal) -> None:
         self._is_open = True
@@ -140,11 +139,11 @@ class TlsConnection(Connection):
 
     @property
     def waits_for_peer(self) -> bool:
-        """Its peer has sent nothing, or not enough to go on with; it neither waits for a turn nor is in a thread."""
+        """Return whether the handshake waits for its peer, and not for its turn or a thread."""
         return self._is_shaking and self._handshake is None and (self._tls is not None or not self._asks)
 
     def is_refused(self, reason: str) -> None:
-        """It gets no turn, and is not in the queue."""
+        """Close a connection that gets no turn and is not in the queue."""
         self._is_shaking = False
         self.close(reason, Fault.HANDSHAKE)
 
@@ -154,7 +153,7 @@ class TlsConnection(Connection):
             self._owner.handshake_is_over(self)
 
     def _refuse(self, reason: str) -> None:
-        """Tell the peer by an alert, if the socket takes it."""
+        """Send the peer an alert, if the socket takes it."""
         if not self.closed and self._tls is not None and not self._sealed:
             with contextlib.suppress(OSError):
                 self._sock.send(self._tls.outgoing())
@@ -184,7 +183,7 @@ class TlsConnection(Connection):
             self._decrypt()
 
     def _receive(self, tls: TlsStream, bytes_max: int, end: str) -> bool:
-        """Whether there was something; the connection is closed where nothing more will come, with `end` as reason."""
+        """Return whether bytes were received; close the connection with the reason `end` when no more will come."""
         scratch = self._network.scratch
         try:
             count = self._sock.recv_into(scratch[:bytes_max])
@@ -237,7 +236,8 @@ class TlsConnection(Connection):
                 if not self._sealed:
                     if unsent.size and self._is_open:
                         if unsent.size < enough:
-                            raise BlockingIOError  # as if the socket took no more: others have their turn first
+                            # as if the socket took no more: others have their turn first
+                            raise BlockingIOError
                         self._sealed_plain = self._seal(tls)
                     if not tls.has_outgoing:
                         break
@@ -258,7 +258,7 @@ class TlsConnection(Connection):
         self._watch_writable(False)
 
     def _seal(self, tls: TlsStream) -> int:
-        """Encrypt what is to be sent next; how many bytes that were before. Raises OSError, TlsError."""
+        """Encrypt the next bytes to send; return their number before encryption. Raises OSError, TlsError."""
         unsent = self._exchange.unsent
         limits = self._network.limits
         room = self._network.scratch[: limits.encrypted_bytes_per_call]

@@ -1,17 +1,16 @@
-"""A new machine that has nothing but remote storage: a data directory of what is there (KIP-405's purpose).
+"""Start a new machine from remote storage alone: make a data directory from its content (the purpose of KIP-405).
 
-`make_directory` makes a data directory with the metadata that was kept there (`cluster_copy`) and a note that
-partitions are to follow. The broker that starts with it gives each partition that has a remote part a log that begins,
-locally, where that ends (`partition_files`), before any log is opened; the note goes when all of them are there. What
-was never copied is not there: the segments that were being written, and topics without remote storage, which come back
-empty.
+`make_directory` makes a data directory with the copied metadata (`cluster_copy`) and a note that partitions are
+missing. Before the broker opens any log, it gives each partition with a remote part a log that begins, locally, where
+that part ends (`partition_files`); then it removes the note. Records that were never copied are lost: those of active
+segments, and of topics without remote storage, which come back empty.
 
-Of a cluster's metadata it makes a broker alone that has all partitions (`shared_copy.made_single`); `headrace cluster
-adopt` makes that the first of a new cluster.
+From a cluster's metadata it makes a single broker with all partitions (`shared_copy.made_single`); `headrace cluster
+adopt` makes it the first broker of a new cluster.
 
-What consumer groups had committed is left in a file, which the first start enters (`entering`).
+Committed positions of consumer groups are put in a file, which the first start enters (`entering`).
 
-Members of a cluster, whose metadata is in ZooKeeper, do the same for each partition that they have no folder of.
+Members of a cluster, whose metadata is in ZooKeeper, do the same for each partition without a folder.
 """
 
 from __future__ import annotations
@@ -54,16 +53,16 @@ if TYPE_CHECKING:
     from headrace.broker.runtime.ports import Disk
 
 NODES: Final = "/remote-log"
-"""Below it a node for each topic that has something in remote storage, by its id."""
+"""The parent of one node for each topic that has something in remote storage, named by its id."""
 ALONE: Final = 0
-"""The id of the broker that a cluster's bucket makes: what `node.id` is where nobody sets it."""
+"""The id of the broker that is made from a cluster's metadata: the default of `node.id`."""
 _STORE_NAME: Final = "meta.db"
 
 
 class Restored(msgspec.Struct, frozen=True):
-    """`positions`: what the first start will do about what groups had committed, as far as remote storage says now;
-    `positions_ms`: since when at least all that was committed is not in it, None without any. `damaged`: objects of
-    positions that cannot be read.
+    """A restored directory. `positions`: what the first start will do with committed positions, by the present content
+    of remote storage; `positions_ms`: time from which on commits may be missing in it, None without positions.
+    `damaged`: objects of positions that cannot be read.
     """
 
     image: ClusterImage
@@ -81,9 +80,9 @@ def make_directory(
     data_dir: Path,
     executor: Executor | None = None,
 ) -> Restored:
-    """Make the data directory of a cluster that remote storage has, durably; of the only one without an id. It must not
-    be there, or be empty. `executor`: where many objects are read at a time. Raises ClusterCopyError, OSError; nothing
-    is there then.
+    """Make the data directory of a cluster in remote storage, durably. `cluster_id` None: of the only cluster. The
+    directory must not exist, or be empty. `executor`: reads many objects concurrently. Raises ClusterCopyError,
+    OSError; the directory is not made then.
     """
     if disk.names(data_dir) or disk.directories(data_dir):
         raise ClusterCopyError(f"{data_dir} is not empty: restore into a new directory")
@@ -94,7 +93,9 @@ def make_directory(
             raise ClusterCopyError(f"{location} has {several if found else 'no metadata of a cluster'}")
         (cluster_id,) = found
     elif cluster_id not in found:
-        raise ClusterCopyError(f"{location} has no cluster {cluster_id}, but {', '.join(found) or 'none'}")
+        raise ClusterCopyError(
+            f"{location} has no cluster {cluster_id}; its clusters: {', '.join(found) or 'none'}"
+        )
     image = read_newest(files, cluster_id)
     each = map if executor is None else executor.map
     objects, damaged = _readable(read_newest_positions(files, cluster_id))
@@ -125,7 +126,7 @@ def make_directory(
 
 
 def _readable(objects: Mapping[str, bytes]) -> tuple[dict[str, bytes], tuple[str, ...]]:
-    """Those objects of positions that can be read, and the names of the others. Raises NewerError."""
+    """Return the readable objects of positions, and the names of the others. Raises NewerError."""
     found, damaged = {}, []
     for name, data in objects.items():
         try:
@@ -142,7 +143,9 @@ def _readable(objects: Mapping[str, bytes]) -> tuple[dict[str, bytes], tuple[str
 def _manifests(
     files: RemoteFiles, image: ClusterImage, each: Callable[..., Iterable[Any]]
 ) -> dict[tuple[str, int], Manifest]:
-    """Of the partitions that may have a remote part, by topic and index. Raises ClusterCopyError, OSError."""
+    """Return the manifests of partitions that may have a remote part, by topic and index. Raises ClusterCopyError,
+    OSError.
+    """
     nodes = {path: data for path, data, _ in image.store.nodes}
     wanted = [
         (topic, index)
@@ -186,8 +189,8 @@ def _fitted(
 
 
 def partition_files(manifest: Manifest, producers: bytes) -> dict[str, bytes]:
-    """What the folder of a log has that begins, locally, where its remote part ends. `producers`: the snapshot of
-    producers there, if there is one.
+    """Return the files of a log that begins, locally, where its remote part ends. `producers`: the snapshot of
+    producers at that offset, empty without one.
     """
     end_offset = manifest.end_offset
     checkpoint = Checkpoint(

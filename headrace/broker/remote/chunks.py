@@ -1,14 +1,12 @@
-"""Ranges of objects: fetched in chunks, kept for a while, the next ones fetched before they are asked for.
+"""Read ranges of objects in chunks, with a cache and read-ahead.
 
-An object is read in chunks of `CHUNK_BYTES`, neighbouring ones in one request. Who reads on where a read ended, or a
-little behind it, is a stream: what it will want next is fetched meanwhile, twice as much from request to request up to
-`AHEAD_BYTES_MAX`. When half of that is used, all that is missing of it comes by one request: a request has its price,
-and half is time enough for the next. Who jumps further (the columns of a projection) gets the chunks that it asks for
-and no others.
+An object is read in chunks of `CHUNK_BYTES`, neighbouring ones in one request. Reads that continue where a read ended,
+or a little behind it, form a stream: its next chunks are fetched ahead, twice as many from request to request, up to
+`AHEAD_BYTES_MAX`. When half of them are used, one request fetches all missing ones: requests are expensive, and half is
+enough time for the next. A read that jumps further (the columns of a projection) fetches only its own chunks.
 
-Chunks that were used last are kept, up to `bytes_max` altogether. Whoever wants a chunk that is on its way waits for
-it. Any thread may read; the one that does waits for the network. `ahead` is a pool of its own: its work never waits for
-another one's.
+The most recently used chunks are kept, up to `bytes_max` in total. A read waits for a chunk that is being fetched. Any
+thread may read, and waits for the network. `ahead` is a separate pool, whose work never waits for other work.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from typing import Final
 CHUNK_BYTES: Final = 1 << 20
 AHEAD_BYTES_MAX: Final = 8 << 20
 JUMP_BYTES_MAX: Final = 1 << 20
-"""A request takes about as long as so many bytes."""
+"""Maximum gap within a stream: a request takes about as long as reading this many bytes."""
 _STREAMS_KEPT: Final = 64
 
 ReadRange = Callable[[str, int, int], bytes]
@@ -30,7 +28,7 @@ _Key = tuple[str, int]
 
 
 class Chunks:
-    """`read_range(name, position, size)` fetches a range of an object. Raises OSError."""
+    """Cached reads of objects. `read_range(name, position, size)` fetches a range of an object. Raises OSError."""
 
     def __init__(self, read_range: ReadRange, ahead: Executor, bytes_max: int) -> None:
         self._read_range = read_range
@@ -40,13 +38,13 @@ class Chunks:
         self._kept_bytes = 0
         self._coming: dict[_Key, Future[bytes]] = {}
         self._streams: OrderedDict[tuple[str, int], int] = OrderedDict()
-        """By object and the chunk where a read ended: how many chunks are fetched ahead of it."""
+        """Number of chunks to fetch ahead, by object and the chunk where a read ended."""
         self._lock = threading.Lock()
         self.requests = 0
         self.fetched_bytes = 0
 
     def read(self, name: str, object_size: int, position: int, size: int) -> bytes:
-        """`size` bytes of an object from a position on, fewer at its end. Raises OSError."""
+        """Return `size` bytes of an object from `position` on, fewer at its end. Raises OSError."""
         end = min(position + size, object_size)
         if end <= position:
             return b""
@@ -66,13 +64,13 @@ class Chunks:
         return data[start : start + end - position]
 
     def forget(self, name: str) -> None:
-        """The object is gone."""
+        """Drop the chunks of an object that was removed."""
         with self._lock:
             for key in [key for key in self._kept if key[0] == name]:
                 self._kept_bytes -= len(self._kept.pop(key))
 
     def _claim(self, name: str, first: int, last: int) -> tuple[list[Future[bytes]], list[tuple[int, int]]]:
-        """The chunks from first to last, and which runs of them the caller has to fetch. With the lock."""
+        """Return the chunks from first to last, and the runs of them that the caller must fetch. Call with the lock."""
         waits, runs = list[Future[bytes]](), list[tuple[int, int]]()
         for number in range(first, last + 1):
             key = (name, number)
@@ -92,9 +90,9 @@ class Chunks:
         return waits, runs
 
     def _next_of_stream(self, name: str, first: int, last: int, count: int) -> tuple[int, int] | None:
-        """What a reader that goes on will want. With the lock."""
+        """Return the range to fetch ahead if the read continues a stream, or None. Call with the lock."""
         jump = JUMP_BYTES_MAX // CHUNK_BYTES
-        # A look at what follows, the header of a batch, may have been at the end of this range first.
+        # A look at the next batch's header at the end of this range may have come first.
         near = [before for before in range(first - jump - 1, last + 1) if (name, before) in self._streams]
         ahead = max((self._streams.pop((name, before)) for before in near), default=0 if first else 1)
         if near and near[0] != last:
@@ -108,7 +106,7 @@ class Chunks:
         return last + 1, end
 
     def _fetch(self, name: str, object_size: int, first: int, last: int) -> None:
-        """Fetch claimed chunks in one request, for all who wait for them."""
+        """Fetch claimed chunks in one request, and give them to all reads that wait for them."""
         position = first * CHUNK_BYTES
         size = min((last + 1) * CHUNK_BYTES, object_size) - position
         error: BaseException | None = None

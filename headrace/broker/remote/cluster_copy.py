@@ -1,15 +1,16 @@
-"""What is known of topics, tables, configurations and users, kept in remote storage beside segments: a new machine that
-has nothing but remote storage goes on from there (`bootstrap`). Of a broker alone; `shared_copy` is that of a cluster.
+"""Copy the metadata of topics, tables, configurations and users to remote storage, beside segments, so that a new
+machine can start from remote storage alone (`bootstrap`). This module is for a single broker, `shared_copy` for a
+cluster.
 
-    cluster/<cluster id>/metadata-<n>.json.gz   its coordination store (`ClusterImage`); the highest number counts
-    cluster/<cluster id>/claim-<n>.json         who has what is there, since its metadata number n; the highest counts
-    cluster/<cluster id>/groups/                what consumer groups have committed (`group_positions`)
+    cluster/<cluster id>/metadata-<n>.json.gz   its coordination store (`ClusterImage`); the highest number is valid
+    cluster/<cluster id>/claim-<n>.json         the owner since metadata number n; the highest is valid
+    cluster/<cluster id>/groups/                committed positions of consumer groups (`group_positions`)
 
 Numbers are created, never replaced. A broker creates the next one when it starts, before it writes anything else to
-remote storage, and whenever its store has changed since; it looks for a later one all the time. So of two brokers that
-take themselves for the same one the later is the one that writes: the other one finds out, and only reads from then on.
+remote storage, and after each change of its store; it regularly checks for a later one. So if two brokers run with the
+same identity, the later one writes; the other one notices, and only reads from then on.
 
-ACLs and what users prove their passwords by are part of it: who may read remote storage may read those.
+The copy contains ACLs and the users' password verifiers: readers of remote storage can read them.
 """
 
 from __future__ import annotations
@@ -37,26 +38,26 @@ Result = TypeVar("Result")
 FOLDER: Final = "cluster"
 OF_ONE: Final = 1
 OF_SEVERAL: Final = 2
-"""Versions of what is written: of a cluster's metadata nobody can make a broker alone who does not know how."""
+"""Versions of the copy. The second one is a cluster's: a program that cannot make a single broker of it must refuse it.
+"""
 _VERSION: Final = OF_SEVERAL
 _NAME: Final = re.compile(r"metadata-(\d{20})\.json\.gz")
 _CLAIM: Final = re.compile(r"claim-(\d{20})\.json")
 _PROBED: Final = 16
-"""Numbers that a listing may still have though they are gone, or not have yet."""
+"""Tolerance for stale listings: they may show this many removed numbers, or miss this many new ones."""
 
 
 class ClusterCopyError(Exception):
-    """What there is of a cluster cannot be used; the text is for a person."""
+    """The copy of a cluster cannot be used; the text is for users."""
 
 
 class ReplacedError(Exception):
-    """Another broker has gone on with what this one has in remote storage."""
+    """Another broker has taken over this broker's remote storage."""
 
 
 class ClusterImage(msgspec.Struct, frozen=True):
-    """`layout`: of data directories, as the broker knows it that has written this. `controller_epoch`: of the
-    controller that has, -1 of a broker alone; `claim`: by which what is there was the writer's, 0 where that is not
-    told.
+    """The copied metadata of a cluster. `layout`: the writer's version of data directories. `controller_epoch`: of the
+    controller that wrote it, -1 of a single broker. `claim`: the number of the writer's claim, 0 if unknown.
     """
 
     cluster_id: str
@@ -71,7 +72,7 @@ class ClusterImage(msgspec.Struct, frozen=True):
 
     @property
     def right(self) -> tuple[int, int]:
-        """The higher one goes on."""
+        """The precedence of the copy: the higher one is valid."""
         return self.claim, self.controller_epoch
 
     def encode(self) -> bytes:
@@ -79,13 +80,13 @@ class ClusterImage(msgspec.Struct, frozen=True):
 
     @classmethod
     def decode(cls, name: str, data: bytes) -> ClusterImage:
-        """Raises ClusterCopyError."""
+        """Decode a copy. Raises ClusterCopyError."""
         try:
             text = gzip.decompress(data)
             head = msgspec.json.decode(text, type=_Head)
             if head.version > _VERSION or head.layout > LAYOUT_VERSION:
                 raise ClusterCopyError(
-                    f"{name} was written by a newer version (layout {head.layout}; this one knows {LAYOUT_VERSION}): "
+                    f"{name} was written by a newer version (layout {head.layout}; supported: {LAYOUT_VERSION}): "
                     "upgrade first"
                 )
             return msgspec.json.decode(text, type=cls)
@@ -99,7 +100,7 @@ class _Head(msgspec.Struct):
 
 
 class Store(Protocol):
-    """What is copied."""
+    """The store to copy."""
 
     @property
     def changes(self) -> int: ...
@@ -109,8 +110,8 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a broker keeps what is not of partitions, and what it says there of itself. `writer`: this one life of it;
-    `executor`: where the network is waited for.
+    """A broker's place for metadata in remote storage, and its identity there. `writer`: a unique id of this process;
+    `executor`: its threads wait for the network.
     """
 
     files: RemoteFiles
@@ -124,51 +125,51 @@ class Place:
         return await asyncio.get_running_loop().run_in_executor(self.executor, work, *arguments)
 
     async def newest_numbers(self) -> tuple[int, int]:
-        """Of metadata and of claims, as `newest_numbers`."""
+        """Return the newest numbers of metadata and of claims."""
         return await self.run(newest_numbers, self.files, self.cluster_id)
 
     async def make_claim(self, number: int) -> None:
-        """As `make_claim`."""
+        """Make a claim; see the function."""
         await self.run(make_claim, self.files, self.cluster_id, number, self.writer)
 
     def read(self, number: int) -> ClusterImage:
-        """Blocking. Raises ClusterCopyError, OSError."""
+        """Read metadata. Blocking. Raises ClusterCopyError, OSError."""
         name = name_of(self.cluster_id, number)
         return ClusterImage.decode(name, self.files.read(name))
 
     def create(self, number: int, data: bytes) -> None:
-        """Blocking. Raises FileExistsError, OSError."""
+        """Create metadata. Blocking. Raises FileExistsError, OSError."""
         self.files.put(name_of(self.cluster_id, number), data, create=True)
 
     def remove(self, number: int) -> None:
-        """Blocking. Raises OSError."""
+        """Remove metadata. Blocking. Raises OSError."""
         self.files.remove(name_of(self.cluster_id, number))
 
     def remove_older(self, number: int) -> None:
-        """As `remove_older`. Blocking."""
+        """Remove older claims and metadata; see the function. Blocking."""
         remove_older(self.files, self.cluster_id, number)
 
 
 class ClusterCopy:
-    """Of one broker alone."""
+    """The copy of a single broker."""
 
     def __init__(self, place: Place, store: Store) -> None:
         self._place = place
         self._store = store
         self.claim: int | None = None
-        """The number by which this broker has what is there; None before."""
+        """The number of this broker's claim; None before it."""
         self._number = 0
         self._lowest = 0
-        """Of the numbers that may be there."""
+        """The lowest metadata number that may exist."""
         self._has_removed = False
-        """What others had there before; then it has written something itself."""
+        """True once the objects of earlier owners were removed; by then this broker has written some."""
         self._written: StoreImage | None = None
         self._changes = -1
 
     is_writer: Final = True
 
     async def keep(self) -> bool:
-        """See that what is there is this broker's, and as it is now. Raises ReplacedError, OSError."""
+        """Claim remote storage, and copy the store if it has changed. Raises ReplacedError, OSError."""
         metadata, claim = await self._place.newest_numbers()
         if self.claim is None:
             number = max(metadata, claim) + 1
@@ -176,7 +177,7 @@ class ClusterCopy:
             self.claim = self._lowest = number
             self._number = number - 1
         else:
-            # A listing may be behind, and the next one gone already.
+            # A listing may be stale, and the next number may be gone already.
             for number in sorted({self._number + 1, metadata}):
                 if number > self._number and await self._place.run(self._is_there, number):
                     self._number = number
@@ -191,7 +192,7 @@ class ClusterCopy:
         return True
 
     def _is_there(self, number: int) -> bool:
-        """Raises ReplacedError if it is of another broker that came later."""
+        """Return whether metadata of this number exist. Raises ReplacedError if a later broker has written them."""
         try:
             found = self._place.read(number)
         except FileNotFoundError:
@@ -203,7 +204,7 @@ class ClusterCopy:
                 raise ReplacedError(
                     f"{name_of(self._place.cluster_id, number)} was written by another broker"
                 )
-            self._written = None  # who had it before has not found out yet
+            self._written = None  # the earlier owner has not noticed yet
         return True
 
     def _write(self, store: StoreImage) -> None:
@@ -220,14 +221,14 @@ class ClusterCopy:
             except FileExistsError:
                 if self._has_removed:
                     self._is_there(number)
-                self._number = number  # of the life before, or one whose answer was lost
+                self._number = number  # from an earlier process, or one whose answer was lost
                 continue
             self._number = number
             break
         if not self._has_removed:
             place.remove_older(self.claim)
             self._has_removed = True
-        with contextlib.suppress(OSError):  # what stays goes with the next one
+        with contextlib.suppress(OSError):  # objects that stay are removed with the next one
             for older in range(self._lowest, number):
                 place.remove(older)
                 self._lowest = older + 1
@@ -238,13 +239,15 @@ def name_of(cluster_id: str, number: int) -> str:
 
 
 def clusters(files: RemoteFiles) -> list[str]:
-    """The ids of the clusters that have their metadata there. Blocking. Raises OSError."""
+    """Return the ids of the clusters with metadata there. Blocking. Raises OSError."""
     found = (name.split("/") for name in files.names(FOLDER))
     return sorted({parts[1] for parts in found if len(parts) == 3 and _NAME.fullmatch(parts[2])})
 
 
 def newest_numbers(files: RemoteFiles, cluster_id: str) -> tuple[int, int]:
-    """Of metadata and of claims; 0 if there is none. A listing may be behind. Blocking. Raises OSError."""
+    """Return the newest numbers of metadata and of claims; 0 without any. A listing may be stale. Blocking. Raises
+    OSError.
+    """
     names = [name.rpartition("/")[2] for name in files.names(f"{FOLDER}/{cluster_id}")]
 
     def newest(pattern: re.Pattern[str]) -> int:
@@ -255,15 +258,15 @@ def newest_numbers(files: RemoteFiles, cluster_id: str) -> tuple[int, int]:
 
 
 def make_claim(files: RemoteFiles, cluster_id: str, number: int, writer: str) -> None:
-    """From here on what is there is that one's, and whoever had it finds out. Blocking. Raises FileExistsError,
-    OSError: another one is to be made then, of a higher number.
+    """Claim the cluster's remote storage for `writer`; the earlier owner will notice. Blocking. Raises FileExistsError,
+    OSError: then make another claim with a higher number.
     """
     files.put(claim_name(cluster_id, number), msgspec.json.encode({"writer": writer}), create=True)
 
 
 def remove_older(files: RemoteFiles, cluster_id: str, number: int) -> None:
-    """Claims and metadata of lower numbers, once there are metadata of this one. What cannot be removed stays until
-    somebody else claims what is there. Blocking.
+    """Remove claims and metadata with lower numbers, once metadata with this number exist. Objects that cannot be
+    removed stay until the next claim. Blocking.
     """
     with contextlib.suppress(OSError):
         for name in files.names(f"{FOLDER}/{cluster_id}"):
@@ -278,7 +281,7 @@ def claim_name(cluster_id: str, number: int) -> str:
 
 
 def read_newest(files: RemoteFiles, cluster_id: str) -> ClusterImage:
-    """Blocking. Raises ClusterCopyError, OSError."""
+    """Return the newest metadata. Blocking. Raises ClusterCopyError, OSError."""
     listed, _ = newest_numbers(files, cluster_id)
     newest: ClusterImage | None = None
     for number in range(listed or 1, listed + _PROBED):
@@ -289,5 +292,5 @@ def read_newest(files: RemoteFiles, cluster_id: str) -> ClusterImage:
             if newest is not None:
                 break
     if newest is None:
-        raise ClusterCopyError(f"there is no metadata of cluster {cluster_id} in {files}")
+        raise ClusterCopyError(f"{files} has no metadata of cluster {cluster_id}")
     return newest

@@ -1,4 +1,4 @@
-"""What is counted of the remote log, for `broker.metrics.remote_log`."""
+"""Counters of the remote log, for `broker.metrics.remote_log`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Counts(msgspec.Struct):
-    """Of one topic, since the broker has started."""
+    """The counters of one topic, since the broker has started."""
 
     copied_bytes: int = 0
     copies: int = 0

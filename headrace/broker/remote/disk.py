@@ -1,7 +1,7 @@
-"""Segments in remote storage as a `Disk`: what `broker.log` reads of a segment's files are ranges of its object.
+"""Segments in remote storage as a `Disk`: the files of a segment are ranges of its object.
 
-Read-only. A path is a file name of the log's (`00000000000000000042.log`, `.index`, `.timeindex`, `.txnindex`); where
-it is says the manifest. An index that makes no sense is built again from the batches, in memory. Reading blocks.
+Read-only. A path is a file name of the log's (`00000000000000000042.log`, `.index`, `.timeindex`, `.txnindex`); the
+manifest has its position. An invalid index is built again from the batches, in memory. Reading blocks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RemoteFile:
         self._size = size
 
     def fileno(self) -> int:
-        raise OSError(errno.EBADF, "what is in remote storage has no descriptor")
+        raise OSError(errno.EBADF, "a remote segment has no file descriptor")
 
     def size(self) -> int:
         return self._size
@@ -48,35 +48,35 @@ class RemoteFile:
         return memoryview(self.read(self._size, 0))
 
     def write(self, parts: Sequence[bytes | bytearray | memoryview], position: int) -> None:
-        raise OSError(errno.EROFS, "what is in remote storage does not change")
+        raise OSError(errno.EROFS, "a remote segment cannot be changed")
 
     def truncate(self, size: int) -> None:
-        raise OSError(errno.EROFS, "what is in remote storage does not change")
+        raise OSError(errno.EROFS, "a remote segment cannot be changed")
 
     def sync(self) -> None:
-        """It is durable."""
+        """Do nothing: the object is durable."""
 
     def settle(self) -> None:
-        """It is what was written."""
+        """Do nothing: the object has its final content."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
 
 class RemoteDisk:
-    """A `Disk` of the segments of one partition; what only writers need is not there."""
+    """A `Disk` of the segments of one partition, without the methods that only writers need."""
 
     def __init__(self, chunks: Chunks, folder: str) -> None:
         self._chunks = chunks
         self._folder = folder
         self.segments: Mapping[int, RemoteSegment] = {}
-        """By base offset."""
+        """Segments by base offset."""
 
     def open_read_only(self, path: Path) -> RemoteFile:
         name = path.name
         segment = self.segments.get(int(name[:OFFSET_DIGITS]))
         if segment is None:
-            raise FileNotFoundError(errno.ENOENT, "it is in remote storage no more", name)
+            raise FileNotFoundError(errno.ENOENT, "it is not in remote storage any more", name)
         position = 0
         for suffix, size in (
             (LOG_SUFFIX, segment.size),
@@ -98,10 +98,10 @@ class RemoteDisk:
         return file.read(file.size(), 0)
 
     def replace(self, path: Path, data: bytes, *, sync: bool) -> None:
-        """An index that was built again: it stays in memory."""
+        """Ignore an index that was built again: it stays in memory."""
 
     def remove(self, path: Path) -> None:
-        """As `replace`."""
+        """Do nothing, as `replace`."""
 
     def usage(self, path: Path) -> DiskUsage:
-        raise OSError(errno.ENOSYS, "remote storage does not say how much it has")
+        raise OSError(errno.ENOSYS, "the free space of remote storage is unknown")

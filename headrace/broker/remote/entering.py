@@ -1,12 +1,12 @@
-"""A new machine's first start enters the positions of consumer groups that remote storage had (`group_positions`) into
-`__consumer_offsets`, as if they were committed then: before any group is served.
+"""At the first start of a new machine, enter the positions of consumer groups from remote storage (`group_positions`)
+into `__consumer_offsets`, as if they were committed then, before any group is served.
 
-`bootstrap.make_directory` leaves them in a file of the data directory (`POSITIONS_PENDING`). The file goes when
-everything is on `__consumer_offsets` for good; a crash before has the next start enter all of it again, which says the
-same.
+`bootstrap.make_directory` leaves them in a file of the data directory (`POSITIONS_PENDING`). The file is removed when
+everything is durable on `__consumer_offsets`; after a crash before that, the next start enters everything again, with
+the same result.
 
-A position beyond the end of the log that is there becomes its end, one before the log's start its start; one of a topic
-or partition that is not there, or is another one by the same name, is left out. Retention of positions begins anew.
+A position beyond the end of the restored log is set to its end, one before its start to its start. Positions of missing
+topics or partitions, or of another topic with the same name, are left out. Retention of positions starts anew.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 _NAMED_MAX: Final = 10
 
 Range = tuple[int, int]
-"""The first offset of a log, and its end."""
+"""The start and end offset of a log."""
 ANY: Final[Range] = (0, (1 << 63) - 1)
-"""Of a log that cannot be looked at."""
+"""The range of a log that cannot be read."""
 
 
 class Clamped(msgspec.Struct, frozen=True):
@@ -54,8 +54,8 @@ class Clamped(msgspec.Struct, frozen=True):
 
 
 class Entered(msgspec.Struct):
-    """What becomes of positions: how many, of which groups; those that are set to the end or to the start; how many
-    have no partition any more.
+    """The result for positions: their number and groups; those set to the log's end or start; the number without a
+    partition.
     """
 
     groups: set[str] = msgspec.field(default_factory=set)
@@ -65,26 +65,26 @@ class Entered(msgspec.Struct):
     left_out: int = 0
 
     def __str__(self) -> str:
-        """For a person, in one line."""
+        """Return a summary for users, in one line."""
         said = [f"positions of {len(self.groups)} consumer groups in {self.positions} partitions"]
         for what, clamped in (
-            ("beyond the end of what is there, and set to it", self.beyond),
-            ("before the beginning of what is there, and set to it", self.before),
+            ("were beyond the end of the restored log and set to its end", self.beyond),
+            ("were before the start of the restored log and set to its start", self.before),
         ):
             if clamped:
                 named = ", ".join(map(str, clamped[:_NAMED_MAX]))
                 more = f" and {len(clamped) - _NAMED_MAX} more" if len(clamped) > _NAMED_MAX else ""
                 said.append(f"{len(clamped)} of them {what} ({named}{more})")
         if self.left_out:
-            said.append(f"{self.left_out} left out, of partitions that are not there")
+            said.append(f"{self.left_out} left out, because their partitions do not exist")
         return "; ".join(said)
 
 
 def fitted(
     records: Iterable[JournalRecord], range_of: Callable[[str, int], Range | None], entered: Entered
 ) -> Iterator[JournalRecord]:
-    """The records with positions that the logs have. `range_of`: of a topic's partition, None if it is not there.
-    Pure but for `entered`, which says what was done.
+    """Yield the records with positions that the logs have. `range_of` returns the range of a partition, None if it does
+    not exist. Pure except for `entered`, which collects the result.
     """
     for record in records:
         if not isinstance(record, PutOffset):
@@ -108,7 +108,7 @@ def fitted(
 def _clamped(committed: CommittedOffset, there: Range) -> CommittedOffset:
     start, end = there
     offset = max(start, min(committed.offset, end))
-    # Whose epoch it was is not known of another offset.
+    # The leader epoch of another offset is not known.
     return committed if offset == committed.offset else replace(committed, offset=offset, leader_epoch=-1)
 
 
@@ -125,7 +125,7 @@ async def enter(
     clock: Clock,
     executor: Executor,
 ) -> Entered:
-    """Of a broker that has its topics, and whose groups are not loaded yet. Raises KafkaError, OSError,
+    """Enter the positions of a broker whose topics are loaded and whose groups are not. Raises KafkaError, OSError,
     ClusterCopyError.
     """
     loop = asyncio.get_running_loop()
@@ -156,7 +156,7 @@ async def enter(
 
 
 def _read(disk: Disk, path: Path) -> list[tuple[Mapping[str, str], list[JournalRecord]]]:
-    """The ids of topics, and records, of each object."""
+    """Return the topic ids and the records of each object."""
     found = []
     for name, data in msgspec.msgpack.decode(disk.read(path), type=dict[str, bytes]).items():
         head, records = decode(name, data)
@@ -172,5 +172,5 @@ def _range_of(
         return None
     try:
         return partition.log.log_start_offset, partition.log.log_end_offset
-    except KafkaError:  # it is told of where logs are opened
+    except KafkaError:  # it is reported where logs are opened
         return ANY

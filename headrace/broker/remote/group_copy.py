@@ -1,14 +1,14 @@
-"""Copies what consumer groups have committed to remote storage (`group_positions`), of the partitions of
+"""Copy committed positions of consumer groups to remote storage (`group_positions`), for the partitions of
 `__consumer_offsets` that are led here.
 
-A partition is copied when something that is stored of its groups has changed since, and not more often than
-`remote.log.group.positions.interval.ms` says; positions that were committed again change nothing. What is written
-counts against `remote.log.manager.copy.max.bytes.per.second`, as segments do. A store that fails is asked again at the
-next turn; groups are served as ever, and know nothing of it.
+A partition is copied after stored data of its groups has changed, at most every
+`remote.log.group.positions.interval.ms`; repeated commits of the same positions do not count. The bytes count for
+`remote.log.manager.copy.max.bytes.per.second`, as those of segments do. After a failure of the object store the copy is
+tried again at the next turn; groups are not affected.
 
-Who finds the number taken by somebody with a higher right leaves the partition alone until it leads it anew.
+A broker that finds an object of a writer with precedence stops copying the partition until it leads it again.
 
-On the event loop; building what is written, and waiting for the network, is done in a thread of its own.
+On the event loop; a separate thread builds the objects and waits for the network.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace.remote")
 
 _TAKEN_MAX: Final = 64
-"""Numbers in a row that others have taken: whoever goes on so fast is not overtaken in this turn."""
+"""Maximum number of taken numbers that are skipped in a turn: a writer that creates more is not overtaken in it."""
 
 
 class _OvertakenError(Exception):
-    """Somebody with a higher right writes the positions of a partition."""
+    """A writer with precedence writes the positions of a partition."""
 
 
 class _State(msgspec.Struct):
-    """What is known of a partition. `right`: under which it is written; `changes`: what of the groups has been copied,
-    None for nothing yet; `numbers`: those that are there, None where that is not known; `written`: the topics
-    and positions that the last one has.
+    """The state of a partition. `right`: the precedence of its copies; `changes`: the copied version of the groups,
+    None before the first copy; `numbers`: the existing numbers, None if unknown; `written`: topics and positions of the
+    last copy.
     """
 
     right: tuple[int, int]
@@ -64,7 +64,7 @@ class _State(msgspec.Struct):
 
 
 class GroupCopy:
-    """Of one broker."""
+    """The copies of one broker."""
 
     def __init__(
         self,
@@ -82,8 +82,8 @@ class GroupCopy:
         self._states: dict[int, _State] = {}
 
     async def keep(self, claim: int) -> None:
-        """See that what is there is what the groups have, under the right of who has the cluster by `claim`. Raises
-        OSError; the rest follows at the next turn.
+        """Copy changed positions, with the precedence of the cluster's `claim`. Raises OSError; failed partitions
+        follow at the next turn.
         """
         changed = self._changed(claim)
         if not changed:
@@ -102,7 +102,7 @@ class GroupCopy:
                 await asyncio.sleep(seconds)
             state = self._states[index]
             if state.right != self._right(index, claim):
-                continue  # it was let go of meanwhile, and what was found is not all
+                continue  # leadership was lost meanwhile, so the positions may be incomplete
             groups = found[index]
             try:
                 size = await self._place.run(self._write, index, state, groups, self._topics(groups))
@@ -119,7 +119,7 @@ class GroupCopy:
             raise failure
 
     def _right(self, index: int, claim: int) -> tuple[int, int] | None:
-        """None if it is not led, or not read yet, here and now."""
+        """Return the precedence of copies; None if the partition is not led, or not read yet."""
         journal = self._groups.journal
         if not journal.is_loaded(index) or journal.partitions[index].is_fenced:
             return None
@@ -141,7 +141,7 @@ class GroupCopy:
         return changed
 
     def _topics(self, groups: Sequence[GroupPositions]) -> dict[str, str]:
-        """The ids of the topics that there are, of those that positions are of."""
+        """Return the ids of the existing topics that have positions."""
         names = {name for group in groups for name in group.offsets}
         found = ((name, self._metadata.topic(name)) for name in sorted(names))
         return {name: str(topic.topic_id) for name, topic in found if topic is not None}
@@ -149,7 +149,7 @@ class GroupCopy:
     def _write(
         self, index: int, state: _State, groups: Sequence[GroupPositions], topics: dict[str, str]
     ) -> int:
-        """In the thread: how many bytes were written. Raises _OvertakenError, OSError."""
+        """Write the positions, in the thread; return the number of bytes. Raises _OvertakenError, OSError."""
         assert state.numbers is not None
         body = body_of(groups, topics)
         if (topics, body) == state.written or not (body or state.numbers):
@@ -174,7 +174,7 @@ class GroupCopy:
         raise OSError(f"{name_of(place.cluster_id, index, newest)} changes faster than it can be written")
 
     def _remove(self, index: int, older: list[int], kept: list[int]) -> None:
-        """What cannot be removed now is removed with the next one."""
+        """Remove older objects. Those that cannot be removed now are removed with the next one."""
         while older:
             try:
                 self._place.files.remove(name_of(self._place.cluster_id, index, older[-1]))
@@ -184,7 +184,7 @@ class GroupCopy:
             older.pop()
 
     def _check_right(self, index: int, number: int, state: _State) -> None:
-        """Raises _OvertakenError if what is there was written under a higher right."""
+        """Raises _OvertakenError if the existing object has a higher precedence."""
         name = name_of(self._place.cluster_id, index, number)
         try:
             right = decode_head(name, self._place.files.read(name)).right
@@ -194,7 +194,7 @@ class GroupCopy:
         except NewerError as error:
             raise _OvertakenError(f"{error}; positions of these groups are not copied") from error
         except ClusterCopyError as error:
-            logger.warning("%s: it is replaced", error)
+            logger.warning("%s: replacing it", error)
             return
         if right > state.right:
             raise _OvertakenError(

@@ -1,13 +1,13 @@
-"""What consumer groups have committed, kept in remote storage beside segments (`group_copy`), and read by a new machine
-(`bootstrap`).
+"""Committed positions of consumer groups in remote storage, written beside segments (`group_copy`) and read by a new
+machine (`bootstrap`).
 
     cluster/<cluster id>/groups/<index>/positions-<n>.gz
-        of the groups of one partition of `__consumer_offsets`; the highest number counts
+        of the groups of one partition of `__consumer_offsets`; the highest number is valid
 
-Compressed: a line of JSON (`Head`), then record batches as they are on `__consumer_offsets`, of positions and of what
-tells generations apart (`broker.groups.offsets.positions`). No members, no times. Numbers are created, never replaced,
-and each says under which right it was written: `(claim, leader_epoch)`, of which the higher one goes on. So an
-earlier leader of the partition, or a cluster that had it before, notices and stops to write.
+Compressed: a line of JSON (`Head`), then record batches as they are on `__consumer_offsets`, with positions and
+generations (`broker.groups.offsets.positions`), without members and times. Numbers are created, never replaced, and
+each object has its precedence `(claim, leader_epoch)`; the higher one is valid. So an earlier leader of the partition,
+or an earlier owner of remote storage, notices and stops writing.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 _VERSION: Final = 1
 _NAME: Final = re.compile(r"positions-(\d{20})\.gz")
 _PROBED: Final = 16
-"""Numbers that a listing may still have though they are gone, or not have yet."""
+"""Tolerance for stale listings: they may show this many removed numbers, or miss this many new ones."""
 BATCH_RECORDS: Final = 1_000
 
 
 class Head(msgspec.Struct, frozen=True):
-    """`topics`: the ids of those that there are positions of, by name. `claim`: of who had the cluster
+    """The head of an object. `topics`: ids of the topics with positions, by name. `claim`: of the cluster's owner
     (`cluster_copy`); `leader_epoch`: of the partition.
     """
 
@@ -56,7 +56,7 @@ class Head(msgspec.Struct, frozen=True):
 
 
 def body_of(groups: Iterable[GroupPositions], topics: Mapping[str, str]) -> bytes:
-    """The same for the same positions, in whatever order the groups are. Raises KafkaError."""
+    """Return the body: the same for the same positions, whatever the order of groups. Raises KafkaError."""
     records: list[JournalRecord] = []
     for group in sorted(groups, key=lambda each: each.group_id):
         records += records_of(group, topics)
@@ -71,12 +71,14 @@ def encode(head: Head, body: bytes) -> bytes:
 
 
 def decode_head(name: str, data: bytes) -> Head:
-    """Raises ClusterCopyError."""
+    """Return the head of an object. Raises ClusterCopyError."""
     return _parts(name, data)[0]
 
 
 def decode(name: str, data: bytes) -> tuple[Head, Iterator[JournalRecord]]:
-    """Raises ClusterCopyError, also of what is damaged, before the first record."""
+    """Return the head and the records of an object. Raises ClusterCopyError, also for damaged objects, before the first
+    record.
+    """
     head, body = _parts(name, data)
     try:
         batches = [body[position : position + each.size] for position, each in iter_headers(memoryview(body))]
@@ -103,7 +105,7 @@ class _Version(msgspec.Struct):
 
 
 class NewerError(ClusterCopyError):
-    """What this version does not know yet."""
+    """The object has a version that this program does not support."""
 
 
 def folder_of(cluster_id: str) -> str:
@@ -115,7 +117,7 @@ def name_of(cluster_id: str, index: int, number: int) -> str:
 
 
 def listed(files: RemoteFiles, cluster_id: str) -> dict[int, list[int]]:
-    """The numbers that there are, by partition, in their order. A listing may be behind. Blocking. Raises OSError."""
+    """Return the existing numbers by partition, in order. A listing may be stale. Blocking. Raises OSError."""
     found: dict[int, list[int]] = {}
     for name in files.names(folder_of(cluster_id)):
         index, _, short = name.removeprefix(f"{folder_of(cluster_id)}/").partition("/")
@@ -126,7 +128,7 @@ def listed(files: RemoteFiles, cluster_id: str) -> dict[int, list[int]]:
 
 
 def read_newest(files: RemoteFiles, cluster_id: str) -> dict[str, bytes]:
-    """The object that counts of each partition, by its name. Blocking. Raises OSError."""
+    """Return the valid object of each partition, by its name. Blocking. Raises OSError."""
     found: dict[str, bytes] = {}
     for index, numbers in listed(files, cluster_id).items():
         newest: tuple[str, bytes] | None = None

@@ -1,15 +1,15 @@
-"""The part of a partition's log that is in remote storage, read as the local one is.
+"""The remote part of a partition's log, with the same reads as the local log.
 
-Segments there are `broker.log.segment`'s over a `RemoteDisk`, found and cut by the local log's own reader, so that
-positions, indexes, times and aborted transactions are looked up by the same code. What is different: it blocks for as
-long as the network takes, and belongs into a thread of `readers`.
+Remote segments are those of `broker.log.segment` over a `RemoteDisk`, and the local log's reader reads them. So the
+same code looks up positions, indexes, times and aborted transactions. The difference: reads wait for the network, and
+must run in a thread of `readers`.
 
-The manifest is read when it is first needed, and again when somebody else may have written one. What it names that is
-not of this log (`is_of_log`) is no part of it: a crash came before it was noted, the data directory was restored to an
-earlier time and offsets were given anew, or another machine has gone on from what was there. Whoever writes next leaves
-it out (`broker.remote.manager`).
+The manifest is read at its first use, and again when another broker may have written one. Its segments that do not
+belong to this log (`is_of_log`) are ignored: a crash came before they were noted, the data directory was restored to an
+earlier time and offsets were reused, or another machine has continued from remote storage. The next writer leaves them
+out (`broker.remote.manager`).
 
-On the event loop but where it says otherwise.
+On the event loop unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ def remote_log_of(partition: Partition) -> RemoteLog | None:
 
 
 _INDEX_INTERVAL_BYTES = 4096
-"""Only for indexes that have to be built again."""
+"""Index interval, only for indexes that are built again."""
 _GONE_MAX = 16
-"""Manifests that a listing still has and that are gone."""
+"""Maximum number of removed manifests that a stale listing may show."""
 
 
 def newest_manifest(files: RemoteFiles, folder: str) -> Manifest:
-    """The manifest that counts of a partition; an empty one, number 0, if there is none. A listing may be behind, and
-    manifests go when there is a next one: those that it does not show yet are asked for by their number. Blocking.
-    Raises OSError, ManifestError.
+    """Return the newest manifest of a partition; an empty one, number 0, if there is none. A listing may be stale, and
+    manifests are removed after the next one: numbers that it does not show yet are tried one by one. Blocking. Raises
+    OSError, ManifestError.
     """
     listed = max((manifest_number(name) for name in files.names(folder)), default=0)
     newest = Manifest()
@@ -83,7 +83,7 @@ def newest_manifest(files: RemoteFiles, folder: str) -> Manifest:
 
 
 def read_producers(files: RemoteFiles, folder: str, manifest: Manifest) -> bytes:
-    """The snapshot of producers where the remote part ends; empty if it has none. Blocking. Raises OSError."""
+    """Return the snapshot of producers at the end of the remote part; empty without one. Blocking. Raises OSError."""
     if not manifest.segments or not manifest.segments[-1].producers_size:
         return b""
     last = manifest.segments[-1]
@@ -94,8 +94,8 @@ def read_producers(files: RemoteFiles, folder: str, manifest: Manifest) -> bytes
 
 
 class RemoteLog:
-    """Of one partition. `is_of_log`: whether a segment that somebody else has put there, or a life before, has what
-    the local log has.
+    """The remote log of one partition. `is_of_log`: whether a segment from another broker, or from an earlier process,
+    has the same records as the local log.
     """
 
     def __init__(
@@ -110,15 +110,15 @@ class RemoteLog:
         quota: RemoteQuota,
         counts: Counts,
     ) -> None:
-        """`writer`: what this process calls itself in manifests. `quota`: of what is read; `counts`: of its topic."""
+        """`writer`: the id of this process in manifests. `quota`: for reads; `counts`: of its topic."""
         self.name = name
         self.folder = folder
         self.manifest = Manifest()
         self.is_loaded = False
         self.has_leftovers = True
-        """Objects may be there that no manifest names."""
+        """True if objects may exist that no manifest names."""
         self.is_cut = False
-        """The manifest that is there names more than what is of this log."""
+        """True if the stored manifest names segments that do not belong to this log."""
         self._files = files
         self._chunks = chunks
         self._readers = readers
@@ -133,10 +133,10 @@ class RemoteLog:
 
     @property
     def end_offset(self) -> int:
-        """Once it is loaded: what is below is in remote storage."""
+        """Offset below which records are in remote storage; after `load`."""
         return self.manifest.end_offset
 
-    # -- what there is -------------------------------------------------------------------------------------
+    # -- the manifest --------------------------------------------------------------------------------------
 
     async def load(self) -> None:
         """Read the manifest, once. Raises KafkaError."""
@@ -148,11 +148,11 @@ class RemoteLog:
                 self.is_loaded = True
 
     def reload(self) -> None:
-        """Somebody else has written: look again when it is needed."""
+        """Read the manifest again at its next use: another broker has written one."""
         self.is_loaded = False
 
     def install(self, manifest: Manifest) -> None:
-        """This is what there is from now on. Reads under way go on with what was there."""
+        """Use this manifest from now on. Reads in progress continue with the one before."""
         before = {segment.id for segment in self.manifest.segments}
         for gone in before - {segment.id for segment in manifest.segments}:
             name = next(each.name for each in self.manifest.segments if each.id == gone)
@@ -166,14 +166,14 @@ class RemoteLog:
             self._reader = Reader(segments, [segment.base_offset for segment in segments])
 
     def _own(self, manifest: Manifest) -> Manifest:
-        """Without what is not of this log."""
+        """Return the manifest without segments that do not belong to this log."""
         kept = tuple(takewhile(self._is_of_log, manifest.segments))
         self.is_cut = manifest.writer != self._writer and len(kept) < len(manifest.segments)
         if not self.is_cut:
             return manifest
         cut = replace(manifest, segments=kept)
         logger.warning(
-            "%s: remote storage has offsets up to %d, of which this log knows those up to %d: the others are left out",
+            "%s: remote storage has offsets up to %d; ignoring those from %d on, which do not belong to this log",
             self.name, manifest.end_offset, cut.end_offset,
         )  # fmt: skip
         return cut
@@ -191,25 +191,27 @@ class RemoteLog:
         )
 
     def newest(self) -> Manifest:
-        """What is there, whoever has written it. In a thread. Raises OSError, ManifestError."""
+        """Return the newest manifest of any writer. In a thread. Raises OSError, ManifestError."""
         return newest_manifest(self._files, self.folder)
 
     def newest_with_producers(self) -> tuple[Manifest, bytes]:
-        """And the snapshot of producers at its end. In a thread. Raises OSError, ManifestError."""
+        """Return the newest manifest and the snapshot of producers at its end. In a thread. Raises OSError,
+        ManifestError.
+        """
         manifest = self.newest()
         return manifest, read_producers(self._files, self.folder, manifest)
 
     def own_end(self, manifest: Manifest) -> int:
-        """Up to where a manifest is of this log."""
+        """Return the end offset of the manifest's segments that belong to this log."""
         return max((each.end_offset for each in takewhile(self._is_of_log, manifest.segments)), default=0)
 
     # -- reading -------------------------------------------------------------------------------------------
 
     async def read(self, offset: int, max_bytes: int, up_to: int, min_one_batch: bool) -> LogSlice:
-        """As `PartitionLog.read`, for an offset that is not local. The region waits for the network when it is read.
-        Waits for as long as what was read before is more than the quota allows.
+        """Read as `PartitionLog.read`, from an offset that is not local. The region waits for the network when it is
+        read. Waits while earlier reads exceed the quota.
 
-        Raises KafkaError(KAFKA_STORAGE_ERROR) when remote storage cannot be reached or has not got it.
+        Raises KafkaError(KAFKA_STORAGE_ERROR) when remote storage cannot be reached or does not have it.
         """
         counts = self.counts
         counts.fetches_waiting += 1
@@ -240,7 +242,9 @@ class RemoteLog:
         return LogSlice(found.start_offset, RemoteRegion.of(found.region), found.end_offset)
 
     async def offset_for_timestamp(self, timestamp_ms: int, log_start_offset: int) -> OffsetAtTime | None:
-        """The first record from the log's start on that is not older; None if it is not in remote storage."""
+        """Return the first record, from the log's start on, with at least this timestamp; None if it is not in remote
+        storage.
+        """
         await self.load()
         if all(segment.largest_timestamp < timestamp_ms for segment in self.manifest.segments):
             return None
@@ -249,7 +253,7 @@ class RemoteLog:
         )
 
     async def max_timestamp(self, log_start_offset: int) -> OffsetAtTime | None:
-        """The first record with the largest timestamp, of those in remote storage."""
+        """Return the first record with the largest timestamp, of those in remote storage."""
         await self.load()
         return await self.run(self._lookup, latest, log_start_offset)
 
@@ -260,8 +264,8 @@ class RemoteLog:
     async def aborted_transactions(
         self, start_offset: int, end_offset: int
     ) -> tuple[list[AbortedTransaction], bool]:
-        """Those with records in [start, end) whose markers are in remote storage, and whether there can be none in
-        later segments.
+        """Return transactions with records in [start, end) whose markers are in remote storage, and whether later
+        segments cannot have any.
         """
         await self.load()
         return await self.run(self._aborted, start_offset, end_offset)
@@ -284,7 +288,7 @@ class RemoteLog:
             return found, False
 
     async def run(self, work: Callable[..., Result], *arguments: Any) -> Result:
-        """Call what waits for the network in a thread. Raises KafkaError for what goes wrong there."""
+        """Run `work`, which waits for the network, in a thread. Raises KafkaError for its errors."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._readers, work, *arguments)
         except (OSError, CorruptLogError, DecodeError, ManifestError) as error:

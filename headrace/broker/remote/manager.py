@@ -1,36 +1,36 @@
-"""Copies sealed segments to remote storage, and lets go of what retention no longer covers there (KIP-405).
+"""Copy sealed segments to remote storage, and remove those that retention does not cover there any more (KIP-405).
 
 For each partition of a topic with `remote.storage.enable` that is led here, one after the other, every
-`remote.log.manager.task.interval.ms` (followers only let go of what is local, when it is there too):
+`remote.log.manager.task.interval.ms` (followers only delete local segments that are also in remote storage):
 
-- **Copy**: a sealed segment below the last stable offset, and below the recovery point (what is on this disk for good
-  only), goes to one object; then a manifest that names it is created; then the log notes durably how far it is in
-  remote storage (`tiered_to`). Local retention deletes up to there and no further.
-- **Expire**: segments that are passed by the log's start, too old, or too much with all that is kept (`retention.ms`,
-  `retention.bytes`), and that nobody's floor protects. The log's start moves first, durably; then a manifest without
-  them is created; then the objects go.
+- **Copy**: a sealed segment below the last stable offset and the recovery point (it must be durable on this disk) is
+  copied to one object. Then a manifest that names it is created. Then the log notes durably up to which offset it is in
+  remote storage (`tiered_to`). Local retention deletes only up to there.
+- **Expire**: segments below the log's start, or beyond `retention.ms` or `retention.bytes`, are removed unless a floor
+  protects them. The log's start moves first, durably; then a manifest without them is created; then the objects are
+  removed.
 - **Leftovers**: objects that no manifest names are removed after a start, and after anything that failed.
 
-So a crash, or a store that fails, at any point leaves at most objects that nobody knows of, until the next turn. A
-manifest is created under the next number: a broker that is not the leader any more finds the number taken, or a later
-one there, and stops writing until it has looked again. When the answer is lost, what is there tells whose it is. Who
-begins makes a manifest before the first object that it puts there or removes (`_claim`).
+So a crash, or a failure of the object store, leaves at most objects without a manifest, until the next turn. A manifest
+is created under the next number: a former leader finds the number taken, or a later one, and stops writing until it has
+read the newest manifest. If an answer is lost, the stored manifest shows its writer. A new writer creates a manifest
+before it creates or removes its first object (`_claim`).
 
-A broker alone keeps its metadata there too (`cluster_copy`), always before segments of topics that it knows of; of a
-cluster the controller does (`shared_copy`). A new machine can go on with what is there (`bootstrap`). Who finds that
-another one has done so only reads from then on.
+A single broker also copies its metadata (`cluster_copy`), always before segments of the topics in it; in a cluster the
+controller does (`shared_copy`). A new machine can start from the copy (`bootstrap`). A broker that notices this only
+reads from then on.
 
-What consumer groups have committed is kept there by itself (`group_copy`, every
-`remote.log.group.positions.interval.ms`), once the broker has found that what is there is its own.
+Committed positions of consumer groups are copied separately (`group_copy`, every
+`remote.log.group.positions.interval.ms`), once the broker has claimed remote storage.
 
-A topic that is deleted leaves nothing: a node of the coordination store, `/remote-log/<topic id>`, is made before its
-first object, and goes after its last one; nor does one whose remote storage is switched off with its data. What
-is in remote storage without such a node is another cluster's: it is not touched.
+A deleted topic leaves no objects: a node of the coordination store, `/remote-log/<topic id>`, is created before its
+first object and removed after its last one. The same holds if a topic's remote storage is disabled together with its
+data. Objects without such a node belong to another cluster and are not touched.
 
-A data directory that was restored from a backup says so in a file (`RESTORED_NAME`). As long as it is there remote
-storage is only read: the server that the backup was made of may still run, and what is there is its own.
+A data directory that was restored from a backup has a file (`RESTORED_NAME`). While it exists, remote storage is only
+read: the server from which the backup was made may still run, and owns it.
 
-On the event loop; what waits for the network is done in threads of its own.
+On the event loop; separate threads wait for the network.
 """
 
 from __future__ import annotations
@@ -103,11 +103,11 @@ _PIECE_BYTES: Final = 4 << 20
 
 
 class FencedError(Exception):
-    """Somebody else writes the manifests of this partition."""
+    """Another broker writes the manifests of this partition."""
 
 
 class RemoteLogManager:
-    """`files`: where everything is; `location`: what a person calls it."""
+    """The remote log of one broker. `location`: the name of `files` for users."""
 
     def __init__(
         self,
@@ -133,8 +133,8 @@ class RemoteLogManager:
         self._is_read_only = disk.size(data_dir / RESTORED_NAME) is not None
         if self._is_read_only:
             logger.warning(
-                "%s was restored from a backup: remote storage is only read. When the server that the backup was made "
-                "of does not run any more, remove the file %s from it and start again",
+                "%s was restored from a backup: remote storage is only read. When the server from which the backup was "
+                "made does not run any more, remove the file %s from it and start again",
                 data_dir, RESTORED_NAME,
             )  # fmt: skip
         self._config = config
@@ -158,11 +158,11 @@ class RemoteLogManager:
         self._copier = threads.pool(1, "remote log copier")
         self.chunks = Chunks(files.read_range, self._ahead, config["remote.log.reader.cache.bytes"])
         self._noted: set[UUID] = set()
-        """Topics that have a node."""
+        """Topics that have a node in the store."""
         self._copied: dict[UUID, TopicImage] = {}
-        """Of which something was copied in this turn."""
+        """Topics of which a segment was copied in this turn."""
         self._unknown: dict[tuple[UUID, int], Exception] = {}
-        """Partitions that have no folder here, and of which nobody could be asked what remote storage has."""
+        """Errors of partitions that have no folder, and whose remote part could not be looked up."""
         self._is_alone = isinstance(store, EmbeddedStore)
         self._place = Place(
             files, directory.cluster_id, directory.broker_id, self._writer, ages.time_ms, self._copier
@@ -173,7 +173,7 @@ class RemoteLogManager:
         else:
             self._cluster = SharedCopy(self._place, store, lambda: metadata.image)
         self._counts: dict[str, Counts] = {}
-        """By topic."""
+        """Counters by topic."""
         self._copy_quota = self._quota("copy", clock)
         self._positions: GroupCopy | None = None
         self._position_copier = threads.pool(1, "remote group positions")
@@ -181,10 +181,10 @@ class RemoteLogManager:
         self._clock = clock
         self._turn_ends = 0.0
         self._put_off: dict[Partition, None] = {}
-        """Partitions that the quota has left nothing for."""
+        """Partitions that wait for the quota."""
         self._copies_nothing = self._is_read_only
         self._metadata_true_at = self._positions_true_at = clock.monotonic()
-        """When what is there was what the broker had; before the first time, when it began."""
+        """Latest time at which the copy was equal to the broker's state, in monotonic seconds; initially the start."""
 
     def _quota(self, work: str, clock: Clock) -> RemoteQuota:
         config, name = self._config, f"remote.log.manager.{work}"
@@ -194,19 +194,19 @@ class RemoteLogManager:
         )
 
     def counts(self) -> Mapping[str, Counts]:
-        """By topic, of those that there are."""
+        """Return the counters of existing topics."""
         for topic in [name for name in self._counts if self._metadata.topic(name) is None]:
             del self._counts[topic]
         return self._counts
 
     def metadata_age_seconds(self) -> float | None:
-        """How old the metadata in remote storage may be; None where another broker copies it, or nobody does."""
+        """Maximum age of the metadata in remote storage, in seconds; None if this broker does not copy it."""
         if self._copies_nothing or not self._cluster.is_writer:
             return None
         return self._clock.monotonic() - self._metadata_true_at
 
     def positions_age_seconds(self) -> float | None:
-        """How old those positions of groups may be that this broker copies; None if it copies none."""
+        """Maximum age of the positions of groups that this broker copies, in seconds; None if it copies none."""
         if self._copies_nothing or self._positions is None:
             return None
         return self._clock.monotonic() - self._positions_true_at
@@ -215,7 +215,7 @@ class RemoteLogManager:
         return self._replicas.all_partitions()
 
     def of(self, partition: Partition, log: PartitionLog) -> RemoteLog | None:
-        """The remote part of a log that was just opened; None if it has none and will have none."""
+        """Return the remote part of a log that was just opened; None if it has none and will have none."""
         if not log.config.remote_storage_enable and not log.tiered_to:
             return None
         topic = partition.topic
@@ -224,7 +224,7 @@ class RemoteLogManager:
         def is_of_log(segment: RemoteSegment) -> bool:
             if segment.end_offset <= log.tiered_to:
                 return True
-            # Another leader has put it there, of what this log has too.
+            # Another leader has copied it, and this log has the same records.
             return (
                 not is_alone
                 and segment.end_offset <= log.log_end_offset
@@ -246,10 +246,10 @@ class RemoteLogManager:
     # -- the start -----------------------------------------------------------------------------------------
 
     async def make_missing(self, topics: Sequence[TopicEntry]) -> None:
-        """Give partitions of this broker that have no folder, and a remote part, a log that goes on from there.
+        """Give partitions of this broker without a folder but with a remote part a log that continues from there.
 
-        A broker alone does so once, after `bootstrap.make_directory`; raises ConfigError if it cannot. Of a member of a
-        cluster such a partition stays offline then.
+        A single broker does this once, after `bootstrap.make_directory`, and raises ConfigError if it fails. In a
+        cluster, a failed partition stays offline.
         """
         is_alone = self._is_alone
         note = self._directory.path / FROM_REMOTE_STORAGE
@@ -273,7 +273,7 @@ class RemoteLogManager:
             if isinstance(result, OSError | ManifestError):
                 if is_alone:
                     raise ConfigError(
-                        f"{topic.name}-{index} cannot be made from remote storage {self._location}: {result}; start "
+                        f"cannot restore {topic.name}-{index} from remote storage {self._location}: {result}; start "
                         "again when it can be read"
                     )
                 self._unknown[topic.topic_id, index] = result
@@ -286,7 +286,7 @@ class RemoteLogManager:
                 await self._make_node(topic)
         if is_alone:
             logger.info(
-                "%d partitions go on from what remote storage has", sum(each is True for each in made)
+                "restored the logs of %d partitions from remote storage", sum(each is True for each in made)
             )
             self._disk.remove(note)
             self._disk.sync_directory(self._directory.path)
@@ -301,32 +301,32 @@ class RemoteLogManager:
         return True
 
     def check_known(self, partition: Partition) -> None:
-        """Before a log is made anew. Raises OSError if nobody knows whether it has a remote part."""
+        """Check that it is known whether a partition has a remote part, before its log is created. Raises OSError."""
         error = self._unknown.get((partition.topic.topic_id, partition.index))
         if error is not None:
-            raise OSError(f"remote storage cannot be asked what it has of it: {error}")
+            raise OSError(f"its remote part could not be looked up: {error}")
 
     def close(self) -> None:
-        """What is under way ends by itself: nobody waits for the network any more."""
+        """Stop the threads. Work in progress ends by itself and is not awaited."""
         for pool in (self.readers, self._ahead, self._copier, self._position_copier):
             pool.shutdown(wait=False, cancel_futures=True)
 
     # -- consumer groups -----------------------------------------------------------------------------------
 
     def follow_groups(self, groups: GroupCoordinator, slices: Slices) -> None:
-        """From here on their positions are copied, by `run_positions`."""
+        """Let `run_positions` copy the positions of these groups from now on."""
         place = dataclasses.replace(self._place, executor=self._position_copier)
         self._positions = GroupCopy(place, groups, self._metadata, self._copy_quota, slices)
 
     async def run_positions(self) -> None:
-        """For as long as the broker runs."""
+        """Copy positions of groups periodically, until cancelled."""
         interval = self._config["remote.log.group.positions.interval.ms"] / 1000
         while True:
             await asyncio.sleep(interval)
             await self.copy_positions()
 
     async def copy_positions(self) -> None:
-        """Once. Nothing happens before it is known that what is in remote storage is this broker's."""
+        """Copy changed positions of groups once. Does nothing before this broker has claimed remote storage."""
         claim = self._cluster.claim
         if self._positions is None or self._is_read_only or claim is None:
             return
@@ -337,15 +337,15 @@ class RemoteLogManager:
         except (KafkaError, OSError) as error:
             disk_errors.DISK_LOG.tell(
                 logger, logging.ERROR, "group positions in remote storage",
-                "the positions of consumer groups cannot be copied to remote storage: %s", error,
+                "cannot copy the positions of consumer groups to remote storage: %s", error,
             )  # fmt: skip
         except Exception as error:  # noqa: BLE001 - groups are served, and positions copied again
-            self._background.failed("the positions of consumer groups in remote storage", error)
+            self._background.failed("copying the positions of consumer groups to remote storage", error)
 
     # -- the task ------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """For as long as the broker runs."""
+        """Do a turn periodically, until cancelled."""
         interval = self._config["remote.log.manager.task.interval.ms"] / 1000
         await asyncio.sleep(min(interval, self._config["log.initial.task.delay.ms"] / 1000))
         while True:
@@ -353,7 +353,7 @@ class RemoteLogManager:
             await asyncio.sleep(interval)
 
     async def turn(self) -> None:
-        """Look after every partition once."""
+        """Handle every partition once."""
         if self._is_read_only:
             return
         self._turn_ends = self._clock.monotonic() + self._config["remote.log.manager.task.interval.ms"] / 1000
@@ -376,20 +376,20 @@ class RemoteLogManager:
                 if (remote := remote_log_of(partition)) is not None:
                     remote.has_leftovers = True
                     if not isinstance(error, KafkaError):
-                        remote.storage_error("take or give up segments", error)
+                        remote.storage_error("store or remove segments", error)
             except Exception as error:  # noqa: BLE001 - of one partition: told
                 self._background.failed(f"the remote log of {partition!r}", error)
         for follower in self._replicas.followers():
             try:
                 await self._tend_follower(follower)
             except (KafkaError, OSError) as error:
-                logger.info("%s keeps what is local: %s", follower.name, error)
+                logger.info("%s keeps its local segments: %s", follower.name, error)
             except Exception as error:  # noqa: BLE001 - of one replica: told
                 self._background.failed(f"the remote log of {follower!r}", error)
         await self._remove_deleted()
 
     async def _keep_cluster(self) -> bool:
-        """Whether segments may be copied and removed."""
+        """Return whether segments may be copied and removed."""
         began = self._clock.monotonic()
         try:
             if await self._cluster.keep() or not self._cluster.is_writer:
@@ -397,21 +397,21 @@ class RemoteLogManager:
         except ReplacedError as error:
             self._is_read_only = True
             logger.error(
-                "%s: nothing is copied to remote storage any more, and nothing removed: another server has gone on "
-                "with what this one has there. Stop this one",
+                "%s: another server has taken over this one's remote storage. Nothing is copied to it or removed from "
+                "it any more. Stop this server",
                 error,
             )
             return False
         except (OSError, sqlite3.Error, StoreError, *STORE_LOST) as error:
             disk_errors.DISK_LOG.tell(
                 logger, logging.ERROR, "metadata in remote storage",
-                "the metadata cannot be copied to remote storage: %s", error,
+                "cannot copy the metadata to remote storage: %s", error,
             )  # fmt: skip
             return False
         return True
 
     async def tend(self, partition: Partition) -> None:
-        """One partition. Raises KafkaError, FencedError, OSError."""
+        """Handle one partition. Raises KafkaError, FencedError, OSError."""
         log = partition.log
         remote = remote_log_of(partition)
         if remote is None:
@@ -419,7 +419,7 @@ class RemoteLogManager:
             if remote is None:
                 return
         await remote.load()
-        if remote.is_cut:  # a manifest must not name what is about to go
+        if remote.is_cut:  # a manifest must not name objects that are about to be removed
             await self._commit(log, remote, remote.manifest.segments)
         if remote.has_leftovers:
             await self._remove_leftovers(log, remote)
@@ -433,7 +433,9 @@ class RemoteLogManager:
             await self._forget(partition, log, remote)
 
     async def _tend_follower(self, follower: Follower) -> None:
-        """The leader copies; what local retention does not cover goes here too. Raises KafkaError, OSError."""
+        """Delete local segments of a follower that local retention does not cover; its leader copies them. Raises
+        KafkaError, OSError.
+        """
         if not follower.is_open or not follower.log.config.remote_storage_enable:
             return
         log, remote = follower.log, remote_log_of(follower.partition)
@@ -445,7 +447,7 @@ class RemoteLogManager:
         end_offset = min(remote.own_end(manifest), follower.high_watermark)
         if end_offset > log.tiered_to:
             await asyncio.get_running_loop().run_in_executor(self._executor, log.note_tiered, end_offset)
-            remote.reload()  # who reads here finds what is about to go
+            remote.reload()  # readers here must find the segments that are about to be deleted
         if follower.is_open:
             floor = None if follower.hooks is None else follower.hooks.floor
             log.delete_local_segments(self._ages.time_ms(), floor)
@@ -461,7 +463,7 @@ class RemoteLogManager:
                 return
             if end_offset and segment.base_offset > end_offset:
                 raise FencedError(
-                    f"{remote.name}: remote storage ends at {end_offset}, and the first segment after it begins at "
+                    f"{remote.name}: remote storage ends at {end_offset}, but the next segment begins at "
                     f"{segment.base_offset}: nothing is copied"
                 )
             while (seconds := self._copy_quota.wait_seconds()) > 0.0:
@@ -498,18 +500,18 @@ class RemoteLogManager:
             )
             counts.copied_bytes += stored.size
             logger.info(
-                "%s: offsets %d to %d are in remote storage",
+                "%s: copied offsets %d to %d to remote storage",
                 remote.name,
                 stored.base_offset,
                 stored.end_offset,
             )
-        if remote.end_offset > log.tiered_to:  # a crash came between
+        if remote.end_offset > log.tiered_to:  # after a crash between the two
             await asyncio.get_running_loop().run_in_executor(
                 self._executor, log.note_tiered, remote.end_offset
             )
 
     def _producers_at(self, log: PartitionLog, offset: int) -> bytes:
-        """The snapshot of producers that was made when the segment was sealed, if it is still there."""
+        """Return the snapshot of producers from when the segment was sealed, if it still exists."""
         try:
             return self._disk.read(log.directory / snapshot_name(offset))
         except FileNotFoundError:
@@ -518,7 +520,7 @@ class RemoteLogManager:
     def _described(
         self, log: PartitionLog, segment: Segment, producers_size: int
     ) -> tuple[RemoteSegment, bytes, bytes]:
-        """A sealed segment, and what its index files have."""
+        """Return the description of a sealed segment, and the contents of its index files."""
         index, time_index = bytes(segment.index.entries), bytes(segment.time_index.entries)
         timestamp, offset = segment.largest
         epochs = log.epochs
@@ -582,12 +584,12 @@ class RemoteLogManager:
         self._files.put(f"{topic_id}/topic.json", msgspec.json.encode(note))
 
     async def _commit(self, log: PartitionLog, remote: RemoteLog, segments: Sequence[RemoteSegment]) -> None:
-        """Make these the partition's segments. Raises FencedError, OSError."""
+        """Commit these segments as the partition's. Raises FencedError, OSError."""
         manifest = remote.manifest.with_segments(segments, self._writer, log.log_start_offset)
         try:
             await self._run(self._create, remote, manifest)
         except BaseException:
-            remote.reload()  # it may be there
+            remote.reload()  # the manifest may have been written
             raise
         remote.install(manifest)
         remote.is_cut = False
@@ -600,8 +602,8 @@ class RemoteLogManager:
         except FileExistsError:
             if self._files.read(name) != data:
                 raise FencedError(
-                    f"{remote.name}: somebody else writes to its remote storage; nothing is copied before that was "
-                    "looked at again"
+                    f"{remote.name}: another broker writes to its remote storage; nothing is copied before its "
+                    "manifest is read again"
                 ) from None
         self._check_newest(remote, manifest)
         if manifest.number > 1:
@@ -609,24 +611,24 @@ class RemoteLogManager:
                 self._files.remove(f"{remote.folder}/{Manifest(manifest.number - 1).name}")
 
     def _check_newest(self, remote: RemoteLog, manifest: Manifest) -> None:
-        """In a thread. A number that was free may have been taken and given up by somebody who is further on. Raises
-        FencedError, OSError.
+        """Check, in a thread, that there is no later manifest: a number that was free may have been used and removed by
+        another broker. Raises FencedError, OSError.
         """
         name = f"{remote.folder}/{manifest.name}"
         if any(map(manifest_number, self._files.names(remote.folder, after=name))):
             raise FencedError(
-                f"{remote.name}: somebody else has gone on in its remote storage since manifest {manifest.number}; "
-                "nothing is copied or removed before that was looked at again"
+                f"{remote.name}: another broker has written to its remote storage since manifest {manifest.number}; "
+                "nothing is copied or removed before its manifest is read again"
             )
 
     async def _claim(self, log: PartitionLog, remote: RemoteLog) -> None:
-        """Before an object is put there or removed: whoever led before may be about to name one, or to take one for a
-        leftover, and finds its next number taken. Raises FencedError, OSError.
+        """Commit a manifest before an object is created or removed. An earlier leader may be about to name an object,
+        or to remove it as a leftover, and then finds its next number taken. Raises FencedError, OSError.
         """
         if remote.manifest.writer != self._writer:
             await self._commit(log, remote, remote.manifest.segments)
 
-    # -- letting go ----------------------------------------------------------------------------------------
+    # -- removing ------------------------------------------------------------------------------------------
 
     async def _expire(self, partition: Partition, log: PartitionLog, remote: RemoteLog) -> None:
         config, now_ms = log.config, self._ages.time_ms()
@@ -652,7 +654,7 @@ class RemoteLogManager:
             count += 1
         if not count:
             if stored and log.log_start_offset > remote.manifest.log_start_offset:
-                await self._commit(log, remote, stored)  # deleted records are deleted for whoever comes after
+                await self._commit(log, remote, stored)  # deleted records must stay deleted for later owners
             return
         if stored[count - 1].end_offset > log.log_start_offset:
             log.delete_records(stored[count - 1].end_offset)
@@ -685,7 +687,7 @@ class RemoteLogManager:
         remote.has_leftovers = False
 
     async def _forget(self, partition: Partition, log: PartitionLog, remote: RemoteLog) -> None:
-        """Remote storage was switched off, and what is there is to go: the log begins with what is local."""
+        """Remove the remote part after remote storage was disabled: the log begins with its local part."""
         if log.local_start_offset > log.log_start_offset:
             log.delete_records(log.local_start_offset)
             partition.wake()
@@ -693,15 +695,15 @@ class RemoteLogManager:
             await self._drop(log, remote, remote.manifest.segments, ())
 
     async def _remove_leftovers(self, log: PartitionLog, remote: RemoteLog) -> None:
-        """What no manifest names. Raises FencedError, OSError."""
+        """Remove objects that no manifest names. Raises FencedError, OSError."""
         names = await self._run(self._leftovers, remote)
         if names:
             await self._claim(log, remote)
             await self._run(self._remove, names)
 
     def _leftovers(self, remote: RemoteLog) -> list[str]:
-        """In a thread: what is there that the manifest does not name, and that nobody can have put there since it was
-        made. Raises FencedError, OSError.
+        """Return, in a thread, objects that the manifest does not name and that cannot have been created since it was.
+        Raises FencedError, OSError.
         """
         needed = {segment.name for segment in remote.manifest.segments}
         found = []
@@ -709,7 +711,7 @@ class RemoteLogManager:
             number = manifest_number(name)
             if number > remote.manifest.number:
                 remote.reload()
-                raise FencedError(f"{remote.name}: somebody else has gone on in its remote storage")
+                raise FencedError(f"{remote.name}: another broker has written to its remote storage")
             if number < remote.manifest.number if number else name.rpartition("/")[2] not in needed:
                 found.append(name)
         return found
@@ -719,21 +721,19 @@ class RemoteLogManager:
             self._files.remove(name)
 
     async def _remove_deleted(self) -> None:
-        """Topics that were deleted leave nothing behind. Of several brokers the controller sees to it."""
+        """Remove the objects of deleted topics. In a cluster only the controller does it."""
         metadata = self._metadata
         if not metadata.is_loaded:
             return
         for topic_id, topic in list(self._copied.items()):
-            if metadata.topic_by_id(topic_id) is None:  # it went while a segment was being copied
+            if metadata.topic_by_id(topic_id) is None:  # it was deleted while a segment was being copied
                 await self._make_node(topic)
         self._copied.clear()
         if not metadata.is_alone and not metadata.is_controller:
             return
         nodes = OwnedNodes(self._store, NODES)
         there = await self._store.children(NODES)
-        await (
-            self._following.refreshed()
-        )  # a topic without a node cannot be among them, one that is new may be
+        await self._following.refreshed()  # a topic without a node cannot be among them, but a new one may be
         for name in there:
             topic_id = UUID(name)
             if metadata.topic_by_id(topic_id) is not None:
@@ -742,7 +742,7 @@ class RemoteLogManager:
                 await self._run(self._files.remove_folder, name)
             except OSError as error:
                 logger.warning(
-                    "what a deleted topic has in remote storage (%s) stays for now: %s", name, error
+                    "cannot remove the remote storage of a deleted topic (%s) now: %s", name, error
                 )
                 continue
             await nodes.delete(name)

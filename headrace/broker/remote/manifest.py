@@ -1,17 +1,17 @@
-"""What is in remote storage of one partition, and under which names. Pure.
+"""The manifest of a partition's remote storage, and the names of objects. Pure.
 
-    cluster/<cluster id>/metadata-<n>.json.gz the topics and everything else that is known of them (`cluster_copy`)
-    cluster/<cluster id>/groups/              what consumer groups have committed (`group_positions`)
-    <topic id>/topic.json                     what the topic was when its first segment was copied: name, partitions
-    <topic id>/<partition>/manifest-<n>.json  which segments there are; the one with the highest number counts
+    cluster/<cluster id>/metadata-<n>.json.gz all metadata of the cluster (`cluster_copy`)
+    cluster/<cluster id>/groups/              committed positions of consumer groups (`group_positions`)
+    <topic id>/topic.json                     name and partitions of the topic at the copy of its first segment
+    <topic id>/<partition>/manifest-<n>.json  the list of segments; the highest number is valid.
     <topic id>/<partition>/<base>-<id>.segment
                                               a segment: the file of batches, then its offset index, its time index,
-                                              the index of its aborted transactions, as they are on disk, and what was
-                                              known of producers at its end
+                                              the index of its aborted transactions, as they are on disk, and the
+                                              snapshot of producers at its end
 
-A segment is there when a manifest names it. Each change is a manifest of the next number, which is created, never
-replaced: of two who write, one fails and knows that it is not the leader any more. What no manifest names is left of
-something that was interrupted, and goes.
+A segment is stored when a manifest names it. Each change is a manifest with the next number, which is created, never
+replaced: of two writers, one fails and knows that it is not the leader any more. Objects without a manifest are left
+over from an interruption, and are removed.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _MANIFEST: Final = re.compile(r"manifest-(\d{20})\.json")
 
 
 class ManifestError(Exception):
-    """A manifest that cannot be used; the text says why."""
+    """A manifest that cannot be used; the text gives the reason."""
 
 
 class RemoteSegment(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`size` bytes of batches with offsets base_offset .. end_offset-1, and how many bytes its indexes have. `epochs`
-    are (leader epoch, start offset) from the one on that wrote its first record. `producers_size`: of the snapshot of
-    producers at its end; 0 where there was none any more.
+    """`size` bytes of batches with offsets base_offset .. end_offset-1, and the sizes of its indexes. `epochs` are
+    (leader epoch, start offset), beginning with the epoch of its first record. `producers_size`: of the snapshot of
+    producers at its end; 0 without one.
     """
 
     id: str
@@ -53,7 +53,7 @@ class RemoteSegment(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def name(self) -> str:
-        """In the partition's folder."""
+        """The object's name in the partition's folder."""
         return f"{self.base_offset:020d}-{self.id}.segment"
 
     @property
@@ -62,7 +62,7 @@ class RemoteSegment(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def producers_position(self) -> int:
-        """In the object."""
+        """Position of the snapshot of producers in the object."""
         return self.size + self.index_size + self.time_index_size + self.aborted_size
 
     @property
@@ -72,8 +72,8 @@ class RemoteSegment(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """`writer` tells whose it is when an answer was lost. Segments follow one another without a gap. What is below
-    `log_start_offset` was deleted, though its segment be there.
+    """A list of segments without gaps. `writer` shows who wrote it when an answer was lost. Offsets below
+    `log_start_offset` are deleted, even if a segment has them.
     """
 
     number: int = 0
@@ -84,7 +84,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """In the partition's folder."""
+        """The manifest's name in the partition's folder."""
         return f"manifest-{self.number:020d}.json"
 
     @property
@@ -105,7 +105,7 @@ class Manifest(msgspec.Struct, frozen=True):
         return sum(segment.size for segment in self.segments)
 
     def epochs(self) -> list[tuple[int, int]]:
-        """(leader epoch, start offset) of all that is there."""
+        """Return (leader epoch, start offset) of all segments."""
         found: dict[int, int] = {}
         for segment in self.segments:
             for epoch, start_offset in segment.epochs:
@@ -115,7 +115,7 @@ class Manifest(msgspec.Struct, frozen=True):
     def with_segments(
         self, segments: Sequence[RemoteSegment], writer: str, log_start_offset: int
     ) -> Manifest:
-        """The next one."""
+        """Return the next manifest, with these segments."""
         return Manifest(self.number + 1, writer, tuple(segments), log_start_offset=log_start_offset)
 
     def encode(self) -> bytes:
@@ -123,23 +123,25 @@ class Manifest(msgspec.Struct, frozen=True):
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
-        """Raises ManifestError."""
+        """Decode a manifest. Raises ManifestError."""
         try:
             manifest = msgspec.json.decode(data, type=cls)
         except msgspec.DecodeError as error:
             raise ManifestError(f"a manifest cannot be read: {error}") from error
         if manifest.version != VERSION:
-            raise ManifestError(f"a manifest is of version {manifest.version}; this broker knows {VERSION}")
+            raise ManifestError(
+                f"a manifest has version {manifest.version}; the supported version is {VERSION}"
+            )
         for before, after in zip(manifest.segments, manifest.segments[1:], strict=False):
             if before.end_offset != after.base_offset:
                 raise ManifestError(
-                    f"a manifest has nothing between {before.end_offset} and {after.base_offset}"
+                    f"a manifest has a gap between offsets {before.end_offset} and {after.base_offset}"
                 )
         return manifest
 
 
 class TopicNote(msgspec.Struct, frozen=True):
-    """For who finds the objects and not the broker."""
+    """A description of a topic for people who find its objects without the broker."""
 
     name: str
     topic_id: str
@@ -152,6 +154,6 @@ def partition_folder(topic_id: UUID, index: int) -> str:
 
 
 def manifest_number(name: str) -> int:
-    """Of a name in a partition's folder; 0 if it is no manifest."""
+    """Return the number in the name of a manifest; 0 for other names."""
     found = _MANIFEST.fullmatch(name.rpartition("/")[2])
     return 0 if found is None else int(found.group(1))

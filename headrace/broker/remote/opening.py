@@ -1,6 +1,6 @@
-"""The remote log of a broker, opened as its configuration says, and what a restored data directory has to enter first.
+"""Open the remote log by the broker's configuration, and enter the positions of a restored data directory.
 
-The modules behind it are imported only where there is remote storage.
+Its modules are imported only with remote storage.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ def open_remote_log(
     if not config["remote.log.storage.system.enable"]:
         if disk.size(directory.path / FROM_REMOTE_STORAGE) is not None:
             raise ConfigError(
-                f"the data directory {directory.path} was restored from remote storage, and its records are "
-                "there: start it with remote.log.storage.system.enable=true and that remote.log.storage.directory"
+                f"the data directory {directory.path} was restored from remote storage, which has its "
+                "records: start it with remote.log.storage.system.enable=true and the same remote.log.storage.directory"
             )
         return None
     location = config["remote.log.storage.directory"]
     if not location:
         raise ConfigError(
-            "remote.log.storage.system.enable is true, and remote.log.storage.directory does not say where to: set "
+            "remote.log.storage.system.enable is true, but remote.log.storage.directory is not set: set "
             "it to a directory or a URL, such as s3://bucket/path"
         )
     from headrace.broker.objects.files import open_files
@@ -97,8 +97,8 @@ async def enter_restored_positions(
     clock: Clock,
     executor: Executor,
 ) -> None:
-    """Enter the positions of consumer groups that a data directory restored from remote storage has; do nothing for any
-    other directory. Raises ConfigError.
+    """Enter the positions of consumer groups of a data directory that was restored from remote storage; do nothing for
+    other directories. Raises ConfigError.
     """
     if disk.size(data_dir / POSITIONS_PENDING) is None:
         return
@@ -109,7 +109,7 @@ async def enter_restored_positions(
         entered = await enter(disk, data_dir, groups, metadata, replicas, clock, executor)
     except (KafkaError, OSError, ClusterCopyError) as error:
         raise ConfigError(
-            f"the positions of consumer groups that remote storage had cannot be entered: {error}; start again "
-            f"when that is mended, or without them: remove {data_dir / POSITIONS_PENDING}"
+            f"cannot enter the positions of consumer groups from remote storage: {error}; start again "
+            f"when that is repaired, or remove {data_dir / POSITIONS_PENDING} to start without them"
         ) from error
     logger.info("%s", entered)

@@ -1,6 +1,6 @@
-"""How fast segments are copied to remote storage, and read from there: Kafka's quotas (KIP-956), of one broker.
+"""Limit the rates of copying segments to remote storage and of reading them: Kafka's quotas (KIP-956), per broker.
 
-Who wants to go on asks how long to wait, and says afterwards how much it was. A limit of UNLIMITED costs nothing.
+A caller asks for the wait before its work, and reports the bytes afterwards. A limit of UNLIMITED costs nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from headrace.broker.runtime.token_bucket import TokenBucket
 
 
 class RemoteQuota:
-    """`limit`: bytes a second, as they are now; `window_seconds`: of which as much may come at once."""
+    """`limit`: the present limit in bytes per second; `window_seconds`: the bytes of this time may come at once."""
 
     def __init__(self, limit: Callable[[], int], window_seconds: float, now: Callable[[], float]) -> None:
         self._limit = limit
@@ -21,7 +21,7 @@ class RemoteQuota:
         self._bucket: TokenBucket | None = None
 
     def wait_seconds(self) -> float:
-        """Until more may be moved."""
+        """Return the seconds until more may be moved."""
         limit = self._limit()
         if limit == UNLIMITED or self._bucket is None:
             self._bucket = None

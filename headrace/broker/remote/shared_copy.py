@@ -1,18 +1,18 @@
-"""What the members of a cluster know together, kept in remote storage as `cluster_copy` does for a broker alone.
+"""Copy the metadata of a cluster to remote storage, as `cluster_copy` does for a single broker.
 
-The controller writes it, whenever something of it has changed; of two that take themselves for the controller the one
-of the later epoch goes on. All members look whether somebody else has gone on with what is there: a machine that was
-made of it (`bootstrap`), or another cluster.
+The controller writes it after each change; if two brokers believe that they are the controller, the later epoch wins.
+All members check whether remote storage has a new owner: a machine that started from it (`bootstrap`), or another
+cluster.
 
-That is told by claims. A broker alone makes one at each start; a cluster makes its own once, when its first controller
-with remote storage writes: an object `claim-<n>.json`, then the node `/remote-claim` that says n. A claim of a higher
-number is somebody else's, who came later: from then on the cluster only reads. Who came before may write for a moment
-yet; what it writes says by which claim, and is passed over.
+Claims show the owner. A single broker makes one at each start; a cluster makes its claim once, when its first
+controller with remote storage writes: an object `claim-<n>.json`, then the node `/remote-claim` with n. A claim with a
+higher number is that of a later owner: from then on the cluster only reads. An earlier owner may still write for a
+moment; its objects have its claim, and are ignored.
 
-Left out: who is alive and leads, and what is about a broker and not the cluster. What is kept of a partition are its
-replicas and its leader epoch.
+Left out: live brokers, leaders, and data of single brokers. Only the replicas and the leader epoch of a partition are
+copied.
 
-On the event loop; what waits for the network, or takes as long as the metadata is large, is done in a thread.
+On the event loop; a thread waits for the network, and does work that takes time with large metadata.
 """
 
 from __future__ import annotations
@@ -58,36 +58,36 @@ _CONFIGS: Final = "/broker-configs"
 _DEFAULT_CONFIGS: Final = f"{_CONFIGS}/default"
 _MINIMUM: Final = "min.insync.replicas"
 _READS: Final = 200
-"""Requests to the store at a time."""
+"""Maximum number of concurrent requests to the store."""
 _TAKEN_MAX: Final = 64
 
 
 class SharedCopy:
-    """Of one member. `image`: the topics as the member knows them."""
+    """The copy, as one member handles it. `image`: the member's topics."""
 
     def __init__(self, place: Place, store: CoordinationStore, image: Callable[[], TopicsImage]) -> None:
         self._place = place
         self._store = store
         self._image = image
         self.claim: int | None = None
-        """The number by which the cluster has what is there; None before it is known."""
+        """The number of the cluster's claim; None before it is known."""
         self._epoch = -1
         self._number = 0
         self._written: StoreImage | None = None
         self._has_removed = False
-        """What others had there before."""
+        """True once the objects of earlier owners were removed."""
         self._older: list[int] = []
-        """Numbers that are to be removed."""
+        """Numbers to remove."""
         self._changes: tuple[int, int] | None = None
 
     @property
     def is_writer(self) -> bool:
-        """Of the members the controller is."""
+        """Return whether this member is the controller, which writes."""
         return self._image().controller_epoch >= 0
 
     async def keep(self) -> bool:
-        """See that what is there is the cluster's, and, of the controller, as it is now: True if it is known to be so.
-        Raises ReplacedError, OSError, StoreError, StoreOutcomeUnknownError.
+        """Check that the cluster owns remote storage; as the controller, copy changed metadata. Return True if the copy
+        is known to be current. Raises ReplacedError, OSError, StoreError, StoreOutcomeUnknownError.
         """
         metadata, newest = await self._place.newest_numbers()
         epoch = self._image().controller_epoch
@@ -108,7 +108,7 @@ class SharedCopy:
         try:
             await self._store.transact([CreateNode(CLAIM, json.dumps({"number": number}).encode())])
         except NodeExistsError:
-            raise OSError("another controller has claimed what is there just now") from None
+            raise OSError("another controller has claimed remote storage just now") from None
         return number
 
     async def _keep_image(self, epoch: int, newest: int) -> bool:
@@ -135,7 +135,7 @@ class SharedCopy:
         return True
 
     def _may_follow(self, number: int) -> bool:
-        """Whether what is there under a number was not written by a later controller, nor by who came later."""
+        """Return whether the copy with this number was not written by a later controller or a later owner."""
         try:
             return self._place.read(number).right <= (self.claim or 0, self._epoch)
         except FileNotFoundError:
@@ -144,7 +144,7 @@ class SharedCopy:
             raise ReplacedError(str(error)) from error
 
     def _write(self, store: StoreImage) -> bool:
-        """False if a later controller writes."""
+        """Write a copy. False if a later controller writes."""
         place = self._place
         image = ClusterImage(
             place.cluster_id,
@@ -176,13 +176,13 @@ class SharedCopy:
         if not self._has_removed:
             self._place.remove_older(self.claim or 0)
             self._has_removed = True
-        with contextlib.suppress(OSError):  # what stays goes with the next one
+        with contextlib.suppress(OSError):  # objects that stay are removed with the next one
             while self._older:
                 self._place.remove(self._older[-1])
                 self._older.pop()
 
     async def _read(self) -> dict[str, bytes] | None:
-        """What is not of topics, and not left out; None if another broker is the controller."""
+        """Return the nodes that are neither topics' nor left out; None if another broker is the controller."""
         nodes: dict[str, bytes] = {}
         level = [path for name in await self._store.children("/") if (path := f"/{name}") not in _LEFT_OUT]
         while level:
@@ -200,12 +200,12 @@ class SharedCopy:
 
 
 def _is_chunk(path: str) -> bool:
-    """The node of some partitions' states, which has no children."""
+    """Return whether the node has the states of some partitions; it has no children."""
     return path.startswith(f"{tree.TOPICS}/") and path.count("/") == 4
 
 
 def _essentials(nodes: dict[str, bytes], topics: Mapping[str, TopicEntry]) -> StoreImage:
-    """Without what comes and goes with brokers."""
+    """Return the metadata without the state of live brokers."""
     kept = {**nodes, tree.TOPICS: b""}
     for entry in topics.values():
         for operation in tree.creation(replace(entry, chunks=tuple(map(_essential, entry.chunks)))):
@@ -222,9 +222,9 @@ def _essential(chunk: StatesChunk) -> StatesChunk:
 def made_single(
     image: ClusterImage, broker_id: int, last_epoch: Callable[[str, int], int]
 ) -> tuple[ClusterImage, list[str]]:
-    """A cluster's metadata as that of a broker alone which has all partitions; and the topics, or "" for the default of
-    all, whose `min.insync.replicas` was more than it can have and is gone. `last_epoch`: the last one that is known of
-    a topic's partition, -1 for none. Pure.
+    """Return a cluster's metadata as that of a single broker with all partitions. Also return the topics (or "" for the
+    default of all) whose `min.insync.replicas` was too high for one broker and was removed. `last_epoch` returns the
+    last known leader epoch of a topic's partition, -1 for none. Pure.
     """
     kept, lowered = [], []
     for path, data, version in image.store.nodes:

@@ -1,11 +1,11 @@
-"""What this broker copies from one other broker: one long poll after the other, for all partitions that one leads and
-this one follows.
+"""Copy partitions from one other broker: successive long polls for all partitions that it leads and this broker
+follows.
 
-The polls are of one session (`sessions`), so that a poll costs what has happened since the one before: a follower is
-looked at when it was answered, or `touched`, or when what it waited for is over. It is in the session when it is open
-and nothing that went wrong is to be waited out. What the answer says is done in turns, and made durable where a topic
-wants that, before the next request says how far each has come. Followers that are added, or follow a later epoch, do
-not wait for the end of a poll: it is given up, and another one takes its place.
+The polls form one session (`sessions`), so that a poll costs only what has changed since the last one. A follower is
+checked after an answer for it, when it is `touched`, and at the end of a pause. It is in the session while it is open
+and does not pause after an error. Answers are applied in turns, and made durable if the topic requires it, before the
+next request reports the progress. New followers, and those with a later epoch, do not wait for the end of a poll: it is
+abandoned, and another one begins.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ logger = logging.getLogger("headrace.replication")
 CHANNEL: Final = "replication"
 VERSION: Final = 18
 ANSWER_SECONDS: Final = 10.0
-"""Beyond the time that the leader may wait."""
+"""Time for an answer beyond the leader's maximum wait, in seconds."""
 UNREACHABLE_SECONDS: Final = 0.1
 THROTTLED_SECONDS_MAX: Final = 0.5
-"""Then is looked again whether it still is."""
+"""Maximum pause of a throttled follower until it is checked again, in seconds."""
 OPENED_TOGETHER: Final = 4
 OPENED_MAX: Final = 64
-"""Logs that are opened before those that are open are fetched again."""
+"""Maximum number of logs to open before open followers are fetched again."""
 _STALE: Final = {
     ErrorCode.FENCED_LEADER_EPOCH,
     ErrorCode.UNKNOWN_LEADER_EPOCH,
@@ -58,13 +58,13 @@ _STALE: Final = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     ErrorCode.UNKNOWN_TOPIC_ID,
 }
-"""One of both has not heard yet what the store says."""
+"""Errors after which this broker or the leader has yet to follow a change of the store."""
 
 Key = tuple[UUID, int]
 
 
 class Fetcher:
-    """Runs while it has followers; see the module."""
+    """Copies from one leader while it has followers; see the module."""
 
     def __init__(
         self,
@@ -92,16 +92,17 @@ class Fetcher:
         self._clock = clock
         self._vouched = Vouched()
         self._told_of: dict[Follower, int] = {}
-        """High watermarks that the leader and this broker know, for which `_vouched` does not hold yet. With each
-        answer it holds for some more of them."""
+        """High watermarks that leader and follower both know, and for which `_vouched` does not hold yet. Each answer
+        makes it hold for more of them.
+        """
         self._asking: Asking[Follower] = Asking()
         self._asked_of: dict[Follower, int] = {}
-        """High watermarks that the request under way has told."""
+        """High watermarks that the request in progress contains."""
         self._asked_as = -1
         self._touched: dict[Follower, None] = {}
         self._held: dict[Follower, float] = {}
         self._due: list[tuple[float, int, Follower]] = []
-        """Of those that are held up, and were: until when."""
+        """Ends of pauses of followers, including outdated entries."""
         self._number = itertools.count()
         self._changed = asyncio.Event()
         self._is_polling = False
@@ -110,7 +111,7 @@ class Fetcher:
     # -- followers -----------------------------------------------------------------------------------------
 
     def add(self, key: Key, follower: Follower) -> None:
-        """It follows this leader from now on, or a later epoch of it."""
+        """Add a follower of this leader, or one with a later epoch."""
         self.followers[key] = follower
         if self._asking.epoch_of(follower) != follower.state.leader_epoch:
             self._untold(follower)
@@ -118,7 +119,7 @@ class Fetcher:
         self.touched(follower)
 
     def remove(self, key: Key, follower: Follower) -> None:
-        """It does not any more."""
+        """Remove a follower."""
         if self.followers.get(key) is follower:
             del self.followers[key]
         self._touched.pop(follower, None)
@@ -127,12 +128,12 @@ class Fetcher:
         self._asking.exclude(follower)
 
     def touched(self, follower: Follower) -> None:
-        """Something else than before may have to be asked for it, now."""
+        """Check a follower: its request may have changed."""
         self._touched[follower] = None
         self._wake()
 
     def end(self) -> None:
-        """It has no followers any more, nor will it have others."""
+        """Stop: there are no followers any more, and none will be added."""
         self._is_over = True
         self._wake()
 
@@ -142,7 +143,7 @@ class Fetcher:
             self._is_polling = False
             self._peers.hang_up(self.leader_id, CHANNEL)
 
-    # -- asking --------------------------------------------------------------------------------------------
+    # -- polling -------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         while not self._is_over:
@@ -172,7 +173,7 @@ class Fetcher:
                 self._is_polling = False
                 self._asking.lost()
                 if not self._changed.is_set():
-                    logger.debug("nothing can be fetched from broker %d: %s", self.leader_id, error)
+                    logger.debug("cannot fetch from broker %d: %s", self.leader_id, error)
                     await self._pause(UNREACHABLE_SECONDS)
                 continue
             self._is_polling = False
@@ -182,7 +183,7 @@ class Fetcher:
             if response.error_code:
                 self._asking.over()
                 logger.warning(
-                    "broker %d refuses to be followed: %s",
+                    "broker %d refused a follower's fetch: %s",
                     self.leader_id,
                     ErrorCode(response.error_code).name,
                 )
@@ -193,7 +194,7 @@ class Fetcher:
             await self._take_over(response)
 
     async def _pause(self, seconds: float | None) -> None:
-        """Until something has changed."""
+        """Wait until something has changed, at most `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
@@ -201,13 +202,15 @@ class Fetcher:
             pass
 
     def _wait_seconds(self) -> float | None:
-        """Until one of those that are held up is to be looked at again."""
+        """Return the seconds until the next pause ends; None without pauses."""
         while self._due and self._held.get(self._due[0][2]) != self._due[0][0]:
             heapq.heappop(self._due)
         return max(self._due[0][0] - asyncio.get_running_loop().time(), 0.0) if self._due else None
 
     async def _settle(self) -> None:
-        """Decide of whom something may have changed whether it is asked for, and how; of some, if they are many."""
+        """Check followers that may have changed: whether to fetch for them, and from where. At most NAMED_MAX in a
+        call.
+        """
         while self._wait_seconds() == 0.0:
             self._touched[heapq.heappop(self._due)[2]] = None
         some = dict(itertools.islice(self._touched.items(), NAMED_MAX))
@@ -223,7 +226,7 @@ class Fetcher:
         pace = self._slices.pace()
         for follower in some:
             await pace.rest()
-            if follower.is_copying:  # what another leader has sent
+            if follower.is_copying:  # records of an earlier leader
                 await follower.at_rest()
             if self.followers.get(follower.key) is follower:
                 self._decide(follower)
@@ -264,10 +267,10 @@ class Fetcher:
         topics: dict[UUID, FetchTopic] = {}
         named: dict[Follower, Told] = {}
         broker_epoch = self._broker_epoch()
-        if broker_epoch != self._asked_as:  # another incarnation than the one whose session it was
+        if broker_epoch != self._asked_as:  # this is a later incarnation than the session's
             asking.over()
             self._asked_as = broker_epoch
-        if asking.epoch == INITIAL_EPOCH:  # of the session before nothing is vouched for any more
+        if asking.epoch == INITIAL_EPOCH:  # nothing is vouched for by an earlier session
             self._vouched, self._told_of = Vouched(), {}
         self._asked_of = {}
         pace = self._slices.pace()
@@ -310,14 +313,14 @@ class Fetcher:
             forgotten_topics_data=list(forgotten.values()),
         )
 
-    # -- what is answered ----------------------------------------------------------------------------------
+    # -- answers -------------------------------------------------------------------------------------------
 
     def _untold(self, follower: Follower) -> None:
         self._told_of.pop(follower, None)
         follower.safe_time.untold()
 
     def _vouch(self, response: ReplicaFetchResponse, sent_at: float) -> None:
-        """Note as of when the followers are that the answer speaks of, or was asked for."""
+        """Note up to what time the followers in the answer or the request are complete."""
         told_of = self._told_of
         for follower, high_watermark in self._asked_of.items():
             if follower in self._asking:
@@ -396,7 +399,7 @@ class Fetcher:
             return
         follower.not_before = now + FAILED_SECONDS
         if not isinstance(error, KafkaError):
-            logger.error("%s cannot take over what its leader has sent", follower.name, exc_info=error)
+            logger.error("%s cannot append the records of its leader", follower.name, exc_info=error)
         elif follower.is_open and follower.log.failure is not None:
             follower.fail(follower.log.failure)
         else:

@@ -1,9 +1,9 @@
-"""What consumers read of a partition that is not led here (KIP-392).
+"""Reads by consumers from a follower (KIP-392).
 
-- A replica shows what is below the high watermark as its leader has told it, which everybody who leads later has; what
-  is asked for beyond its end is answered with OFFSET_OUT_OF_RANGE, after which consumers ask the leader.
-- The last stable offset is never above the leader's at that high watermark: a transaction whose end is copied and not
-  published yet counts as open.
+- A follower shows records below the high watermark of its leader, which every later leader has too. A fetch beyond its
+  end gets OFFSET_OUT_OF_RANGE, and the consumer then asks the leader.
+- The last stable offset is never above the leader's at that high watermark: a transaction whose end is copied but above
+  the high watermark counts as open.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Followed(Protocol):
-    """What copies the partition: a `Follower`."""
+    """The copy of the partition: a `Follower`."""
 
     partition: Partition
 
@@ -37,7 +37,7 @@ class Followed(Protocol):
 
 
 class FollowedPartition(Partition):
-    """What may be read of a follower's log; as it was at the last `refresh`."""
+    """The readable part of a follower's log, as it was at the last `refresh`."""
 
     __slots__ = ("_copying_from", "_follower", "_open_before", "_unpublished")
 
@@ -47,7 +47,7 @@ class FollowedPartition(Partition):
         self.traffic = at.traffic
         self._follower = follower
         self._unpublished: deque[tuple[int, int]] = deque()
-        """(end, bound): until the high watermark is at `end`, nothing from `bound` on is known to be stable."""
+        """(end, bound): until the high watermark reaches `end`, offsets from `bound` on are not known to be stable."""
         self._copying_from: int | None = None
         self._open_before: dict[int, int] = {}
         self._take()
@@ -56,14 +56,15 @@ class FollowedPartition(Partition):
     @staticmethod
     def _never(partition: Partition) -> NoReturn:
         raise KafkaError(
-            ErrorCode.NOT_LEADER_OR_FOLLOWER, f"partition {partition.name} cannot be read at this broker now"
+            ErrorCode.NOT_LEADER_OR_FOLLOWER,
+            f"partition {partition.name} cannot be read from this broker now",
         )
 
     def _open(self) -> NoReturn:
         self._never(self)
 
     def refresh(self) -> None:
-        """The follower is another one than it was: who waits looks again."""
+        """Take over the follower's new state, and wake waiting reads."""
         self._take()
         self._moved()
 
@@ -77,15 +78,15 @@ class FollowedPartition(Partition):
         while self._unpublished and self._unpublished[0][0] <= self.high_watermark:
             self._unpublished.popleft()
 
-    # -- what is stable ------------------------------------------------------------------------------------
+    # -- the last stable offset ----------------------------------------------------------------------------
 
     def copying(self, log: PartitionLog) -> None:
-        """Batches are about to be taken over."""
+        """Prepare for batches that are about to be appended."""
         self._open_before = dict(log.open_transactions())
         self._copying_from = log.log_end_offset
 
     def copied(self, log: PartitionLog) -> None:
-        """They are: of the transactions that were open some may have ended, perhaps above the high watermark."""
+        """Note appended batches: they may have ended open transactions, perhaps above the high watermark."""
         still_open = log.open_transactions()
         ended = [first for who, first in self._open_before.items() if still_open.get(who) != first]
         if self._copying_from is not None:
@@ -97,7 +98,7 @@ class FollowedPartition(Partition):
         self.refresh()
 
     def _forget_what_was_copied(self) -> None:
-        """What is not published may end any transaction."""
+        """Assume that unpublished batches may end any transaction."""
         self._unpublished.clear()
         if self._log is not None and self._log.log_end_offset > self.high_watermark:
             self._unpublished.append((self._log.log_end_offset, 0))

@@ -1,12 +1,12 @@
-"""A replica of a partition that another broker leads: a log, and what its leader says of it.
+"""A replica of a partition that another broker leads: its log, and its leader's state.
 
-The log has what the leader's has, from where it begins to where it ends: batches are taken over as they are. What this
-log has and the leader's has not is cut off by leader epochs (KIP-101, KIP-279): back to where the latest epoch that
-both know ends, in the one that ends it first. Never to the high watermark.
+From its start to its end, the log has the same batches as the leader's. Records that the leader does not have are
+truncated by leader epochs (KIP-101, KIP-279): to the end of the latest epoch that both know, in the log where it ends
+first; never to the high watermark.
 
-Everything here is done on the event loop, but opening and closing the log. Nobody else changes it meanwhile. Batches
-are taken over in slices of the loop's time; whoever ends the follower, or has it follow another epoch, ends that too,
-and waits for it (`at_rest`).
+Everything runs on the event loop, except opening and closing the log. Nothing else changes the log meanwhile. Batches
+are appended in slices of the loop's time; ending the follower, or a change of its epoch, also ends that, and waits for
+it (`at_rest`).
 """
 
 from __future__ import annotations
@@ -41,12 +41,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace.replication")
 
 RETRY_SECONDS = 0.05
-"""After the leader's answer has first said that one of both is not up to date."""
+"""First pause after an answer by which follower or leader is outdated, in seconds."""
 FAILED_SECONDS = 1.0
 
 
 class Follower:
-    """`partition` stands for it among the broker's partitions, and is closed. See the module."""
+    """The follower of one partition. `partition` represents it among the broker's partitions, and is closed. See the
+    module.
+    """
 
     def __init__(
         self, partition: Partition, state: PartitionState, open_log: Callable[[Partition], PartitionLog]
@@ -54,16 +56,16 @@ class Follower:
         self.partition = partition
         self.state = state
         self.high_watermark = 0
-        """As the leader has said, at most the log's end."""
+        """The leader's high watermark, at most the log's end."""
         self.safe_time = SafeTime()
-        """As of when its log is."""
+        """The time up to which the log is complete."""
         self.not_before = 0.0
-        """When to ask again, after something went wrong."""
+        """Time before which it is not fetched again after an error."""
         self.retry_seconds = RETRY_SECONDS
-        """After one of both was not up to date; the longer it lasts."""
+        """The pause after the next such answer; it grows with each one."""
         self.failure: str | None = None
         self.is_damaged = False
-        """Its log cannot be opened for what is in it."""
+        """True if the content of its log prevents opening it."""
         self.when_failed: Callable[[Follower], None] = lambda _: None
         self._open_log = open_log
         self._log: PartitionLog | None = None
@@ -75,7 +77,7 @@ class Follower:
         self.ended = False
         self.hooks: ReplicaHooks | None = None
         self.changed: Callable[[Follower], None] = _nobody
-        """Tells who fetches for it that something else may have to be asked."""
+        """Called when its next request may have changed."""
 
     def __repr__(self) -> str:
         return f"<Follower {self.name} of broker {self.state.leader}, epoch {self.state.leader_epoch}>"
@@ -105,7 +107,7 @@ class Follower:
 
     @property
     def readable(self) -> FollowedPartition:
-        """What consumers may read of it."""
+        """The readable part, for consumers."""
         if self._read is None:
             self._read = FollowedPartition(self)
         return self._read
@@ -119,7 +121,9 @@ class Follower:
         return self._log is not None and not self.ended
 
     async def open(self, executor: Executor) -> bool:
-        """False if it has ended meanwhile, or cannot be opened: it has failed, or is tried again later."""
+        """Open the log. False if the follower has ended meanwhile, or the log cannot be opened: it has failed, or is
+        tried again later.
+        """
         if self._log is None and not self.ended and self.failure is None:
             if self._opening is None:
                 loop = asyncio.get_running_loop()
@@ -128,7 +132,7 @@ class Follower:
                 log = await asyncio.shield(self._opening)
             except Exception as error:  # noqa: BLE001 - of one replica
                 self._opening = None
-                if is_disk_full(error) or is_out_of_descriptors(error):  # there may be some soon
+                if is_disk_full(error) or is_out_of_descriptors(error):  # there may be room soon
                     self.not_before = asyncio.get_running_loop().time() + FAILED_SECONDS
                     disk_errors.tell(logger, f"the replica {self.name} cannot be opened", error)
                     return False
@@ -151,22 +155,22 @@ class Follower:
         return self.hooks is None or self.hooks.may_fetch
 
     def follow(self, state: PartitionState) -> None:
-        """Another state of the partition, of which this broker still is a follower."""
+        """Follow another state of the partition, of which this broker still is a follower."""
         if state.leader_epoch != self.state.leader_epoch:
             self.not_before = 0.0
             self.retry_seconds = RETRY_SECONDS
         self.state = state
         self._tell_readers()
 
-    # -- what the leader answers ---------------------------------------------------------------------------
+    # -- answers of the leader -----------------------------------------------------------------------------
 
     async def answered(self, answer: PartitionData, slices: Slices) -> None:
-        """Do what an answer of this epoch's leader says. Raises KafkaError for what it says is wrong, or the disk."""
+        """Apply an answer of this epoch's leader. Raises KafkaError for an error in the answer or of the disk."""
         log = self.log
         code = answer.error_code
         if code == ErrorCode.OFFSET_OUT_OF_RANGE:
             logger.warning(
-                "%s has offsets %d to %d, which do not fit its leader's: it goes on from offset %d",
+                "%s has offsets %d to %d, which do not match its leader's log: it continues from offset %d",
                 self.name,
                 log.log_start_offset,
                 log.log_end_offset,
@@ -181,7 +185,7 @@ class Follower:
                 self._read.truncated()
             return
         if code:
-            raise KafkaError(ErrorCode(code), f"the leader of {self.name} has said {ErrorCode(code).name}")
+            raise KafkaError(ErrorCode(code), f"the leader of {self.name} answered {ErrorCode(code).name}")
         self.retry_seconds = RETRY_SECONDS
         diverging = answer.diverging_epoch
         if diverging is not None and diverging.end_offset >= 0:
@@ -200,7 +204,7 @@ class Follower:
         self._tell_readers()
 
     def let_go(self) -> None:
-        """Delete what the leader has deleted, as far as it is not needed here."""
+        """Delete records that the leader has deleted, unless hooks need them."""
         log = self.log
         start_offset = min(self._leader_start, log.log_end_offset)
         if start_offset > log.log_start_offset and self.hooks is not None:
@@ -209,12 +213,12 @@ class Follower:
             log.delete_records(start_offset)
 
     def floor_moved(self) -> None:
-        """The hooks need less of the log than they did."""
+        """Delete more of the log, after the hooks need less of it."""
         if self.is_open and not self.is_copying:
             self.let_go()
 
     async def _copied(self, answer: PartitionData, slices: Slices) -> None:
-        """Not all of it, if this follower ends or follows another epoch meanwhile."""
+        """Append the answer's records; stop early if the follower ends or follows another epoch meanwhile."""
         log, read = self.log, self._read
         if log.log_start_offset == log.log_end_offset:
             self._begin_with(answer.records)
@@ -231,11 +235,11 @@ class Follower:
                 read.copied(log)
 
     def _begin_with(self, records: Buffer) -> None:
-        """Records may be deleted up to within a batch, which is copied whole: an empty log begins where that does, and
-        deletes what the leader has deleted (Kafka's appendRecordsToFollowerOrFutureReplica).
+        """Begin an empty log at the first batch. The leader's log may start within a batch, which is copied whole;
+        records below the leader's start are deleted (Kafka's appendRecordsToFollowerOrFutureReplica).
         """
         log = self.log
-        with contextlib.suppress(DecodeError):  # it is told of by who takes the records over
+        with contextlib.suppress(DecodeError):  # appending the records reports it
             for _, header in iter_headers(memoryview(records)):
                 if header.base_offset < log.log_end_offset <= header.last_offset:
                     log.restart_at(header.base_offset)
@@ -251,21 +255,21 @@ class Follower:
                 return
 
     async def go_on_behind_remote(self) -> None:
-        """The leader has only in remote storage what comes next here: begin where that ends, with what was known there
-        of leader epochs and producers. Raises KafkaError, as `answered`.
+        """Begin again at the end of the remote part, with its leader epochs and producers: the leader has the next
+        records only in remote storage. Raises KafkaError, as `answered`.
         """
         remote, log, epoch = self.partition.remote, self.log, self.state.leader_epoch
         if remote is None:
             raise KafkaError(
                 ErrorCode.OFFSET_MOVED_TO_TIERED_STORAGE,
-                f"what follows offset {log.log_end_offset} is in remote storage, which this broker does not use: start "
-                "it with the same remote.log.storage.directory as the others",
+                f"records from offset {log.log_end_offset} are in remote storage, which is off on this broker: start "
+                "it with the same remote.log.storage.directory as the other brokers",
             )
         manifest, producers = await remote.run(remote.newest_with_producers)
         if not self.is_open or self.state.leader_epoch != epoch or manifest.end_offset <= log.log_end_offset:
             return
         logger.info(
-            "%s ends at %d and goes on at %d, where remote storage ends",
+            "%s ends at %d and continues at %d, the end of remote storage",
             self.name,
             log.log_end_offset,
             manifest.end_offset,
@@ -283,12 +287,12 @@ class Follower:
         if end_offset < self.high_watermark:
             self.safe_time.forget()
             logger.warning(
-                "%s is cut to offset %d, below the high watermark %d: an unclean election has taken records back",
+                "truncated %s to offset %d, below the high watermark %d: an unclean election lost acknowledged records",
                 self.name,
                 end_offset,
                 self.high_watermark,
             )
-        logger.info("%s is cut from offset %d to %d", self.name, log.log_end_offset, end_offset)
+        logger.info("truncated %s from offset %d to %d", self.name, log.log_end_offset, end_offset)
         if self.hooks is not None:
             self.hooks.truncated(end_offset)
         log.truncate_to(end_offset)
@@ -298,7 +302,7 @@ class Follower:
             self._read.truncated()
 
     async def commit(self, executor: Executor) -> None:
-        """Make durable what the topic wants to be, before the leader is told that it is here. Raises KafkaError."""
+        """Make the log as durable as the topic requires, before the leader gets its end offset. Raises KafkaError."""
         log = self._log
         if log is not None and log.must_commit:
             self._committing = asyncio.get_running_loop().run_in_executor(executor, log.commit)
@@ -308,7 +312,7 @@ class Follower:
                 self._committing = None
 
     def fail(self, reason: str) -> None:
-        """It takes no part any more, until a restart or `begin_anew`."""
+        """Take the replica offline until a restart or `begin_anew`."""
         if self.failure is None:
             self.failure = reason
             self.is_damaged = self.is_damaged or (self._log is not None and self._log.is_damaged)
@@ -318,22 +322,22 @@ class Follower:
             self.when_failed(self)
 
     async def close_failed_log(self, executor: Executor) -> None:
-        """Before its files are moved."""
+        """Close the failed log, before its files are moved."""
         await self.at_rest()
         log, self._log = self._log, None
         if log is not None:
             await close_log(self, log, logger, clean=False, executor=executor)
 
     def begin_anew(self) -> None:
-        """Its files are out of the way: copy everything."""
+        """Copy everything again: the damaged files were set aside."""
         self.failure, self.is_damaged, self.high_watermark = None, False, 0
         self.safe_time.forget()
 
     # -- the end -------------------------------------------------------------------------------------------
 
     async def release(self) -> tuple[PartitionLog | None, int]:
-        """Its log, open, for who leads from now on; None if it was not opened or has failed. And the high watermark.
-        What its hooks have kept up is theirs to give.
+        """End it. Return its open log for the new leader (None if it was not opened or has failed) and the high
+        watermark. Hooks hand over their own state.
         """
         self.ended = True
         self._tell_readers()
@@ -345,7 +349,7 @@ class Follower:
         return log, self.high_watermark
 
     async def close(self, executor: Executor | None = None, *, clean: bool = True) -> None:
-        """Flush and close the log; what goes wrong leaves its reason in `failure`."""
+        """Flush and close the log. The reason of a failure is in `failure`."""
         self.ended = True
         self._tell_readers()
         hooks, self.hooks = self.hooks, None
@@ -360,7 +364,7 @@ class Follower:
             await close_log(self, log, logger, clean=clean, executor=executor)
 
     async def drop(self) -> None:
-        """This broker is to have no replica any more: close, and remove what is the hooks'. Files are the caller's."""
+        """Remove the replica: close it, and remove the hooks' state. The caller removes the files."""
         hooks, self.hooks = self.hooks, None
         try:
             await self.close(clean=False)
@@ -372,7 +376,7 @@ class Follower:
         return self._copying is not None
 
     async def at_rest(self) -> None:
-        """What is under way is over; a log that was being opened is there."""
+        """Wait for work in progress, and for a log that is being opened."""
         if self._copying is not None:
             await asyncio.wait([self._copying])
         if self._opening is not None:
@@ -385,4 +389,4 @@ class Follower:
 
 
 def _nobody(_: Follower) -> None:
-    """It is fetched by nobody."""
+    """Do nothing: no fetcher serves the follower."""

@@ -1,15 +1,18 @@
 """A partition with several replicas, which this broker leads.
 
-As `Partition`, with these differences
-- The high watermark is what all of the ISR have (`progress`); an append is published when they have it. What is
-  acknowledged with acks=1 is as durable here as the topic wants it, with acks=all it is below the high watermark.
-- With hooks the offset up to which all of the ISR have the log (`replicated_offset`, which followers are told) is ahead
-  of the high watermark, which follows when the hooks publish it.
-- The high watermark of a new leader is what it knew as a follower. Until it has reached the start of this epoch nobody
-  is told where the partition ends (KIP-207): the leader before may have shown more.
-- While the broker's fence is shut, it does not move, and nothing is told of the log: another leader may have gone on.
+It differs from `Partition` in these points
+- The high watermark is the end that all of the ISR have (`progress`); an append is published when they have it. A write
+  that is acknowledged with acks=1 is as durable here as the topic requires; with acks=all it is below the high
+  watermark.
+- With hooks, the end that all of the ISR have (`replicated_offset`, which followers get) is ahead of the high
+  watermark, which follows when the hooks publish it.
+- A new leader starts with the high watermark that it knew as a follower. Until that reaches the start of its epoch,
+  clients do not get the partition's end (KIP-207): the previous leader may have shown more.
+- While the broker is fenced, the high watermark does not move, and no request about the log is answered: another leader
+  may have taken over.
 
-Followers fetch up to the log's end (`serving`). A change of the ISR is proposed here and written by `replication`.
+Followers fetch up to the log's end (`broker.cluster.follower_fetches`). A change of the ISR is proposed here and
+written by `replication`.
 """
 
 from __future__ import annotations
@@ -32,38 +35,38 @@ if TYPE_CHECKING:
 
 
 class Leading(Protocol):
-    """What leaders need of their broker."""
+    """The interface of the broker that leaders need."""
 
     @property
     def broker_id(self) -> int: ...
 
     @property
     def lag_seconds(self) -> float:
-        """After which a follower that has not had everything is out of the ISR."""
+        """Time after which a follower that has not caught up leaves the ISR, in seconds."""
 
     def now(self) -> float:
-        """Monotonic seconds."""
+        """Return monotonic seconds."""
 
     def epochs(self) -> Mapping[int, int]:
-        """Of the brokers that may be in an ISR."""
+        """Return the broker epochs of the brokers that may be in an ISR."""
 
     def appended(self, partition: ReplicatedPartition) -> None:
-        """Followers may fetch more."""
+        """Tell followers that there are more records."""
 
     def published(self, partition: ReplicatedPartition) -> None:
-        """Followers may show more, or delete some."""
+        """Tell followers that the high watermark or the log's start has moved."""
 
     def unheard(self, partition: ReplicatedPartition, brokers: Sequence[int]) -> None:
-        """These have to say anew how far they are."""
+        """Forget the reported progress of these brokers, so that they report it again."""
 
     def doubted(self, partition: ReplicatedPartition) -> None:
-        """Whom it vouches for may have changed."""
+        """Tell sessions that the followers that it vouches for may have changed."""
 
     def propose(self, partition: ReplicatedPartition, change: ChangeIsr) -> None:
-        """Write it down; the partition hears of it by `follow` or `refused`."""
+        """Write a proposal; the partition gets the result by `follow` or `refused`."""
 
     def failed(self, replica: ReplicatedPartition | Follower) -> None:
-        """Its log cannot be relied on any more. From any thread."""
+        """Note that a replica's log is not reliable any more. From any thread."""
 
     def leads(self, partition: ReplicatedPartition) -> None: ...
 
@@ -71,16 +74,16 @@ class Leading(Protocol):
 
 
 class Replicating(Leading, Protocol):
-    """What leaders and followers need of their broker (`replication.Replication`)."""
+    """The interface of the broker that leaders and followers need (`replication.Replication`)."""
 
     def follows(self, follower: Follower) -> None:
-        """It is there, or follows another leader or epoch than before."""
+        """Begin to copy for a new follower, or follow its change of leader or epoch."""
 
     def follows_no_longer(self, follower: Follower) -> None: ...
 
 
 class ReplicatedPartition(Partition):
-    """See the module's contract."""
+    """A partition that this broker leads, with several replicas; see the module."""
 
     is_replicated = True
 
@@ -108,12 +111,13 @@ class ReplicatedPartition(Partition):
         high_watermark: int = 0,
         **rest: Any,
     ) -> None:
-        """`log`: open, with what was copied into it as a follower, which knew of `high_watermark`."""
+        """`log`: the open log that it has copied as a follower; `high_watermark`: the one that the follower knew."""
         super().__init__(topic, index, open_log, leader_epoch=state.leader_epoch, **rest)
         self.state = state
         self.log_failure: str | None = None
-        """What its open log has failed for, which a replica that follows goes by: a disk that has failed once is not
-        asked again before a restart."""
+        """The failure of its open log, for the replica that follows after it: a disk that has failed is not tried again
+        before a restart.
+        """
         self.is_damaged = False
         self.high_watermark = self._replicated_offset = high_watermark
         self._leading = leading
@@ -146,7 +150,7 @@ class ReplicatedPartition(Partition):
             self._leading.failed(self)
 
     def _opened(self, log: PartitionLog) -> None:
-        """In the thread that opens it: nobody waits yet."""
+        """Begin with an opened log, in the thread that opens it: there are no waiting requests yet."""
         self._begin(log)
         self._replicated_offset = min(max(self._replicated_offset, log.log_start_offset), log.log_end_offset)
         self._replicated_offset = self.high_watermark = self._possible_high_watermark(log)
@@ -158,10 +162,10 @@ class ReplicatedPartition(Partition):
             min(log.recovery_point, log.log_end_offset) if log.must_commit else log.log_end_offset
         )
 
-    # -- what the store says -------------------------------------------------------------------------------
+    # -- changes of the state ------------------------------------------------------------------------------
 
     def renew(self, state: PartitionState) -> None:
-        """Go on leading, under a later epoch: what is known of followers is of the one before."""
+        """Lead under a later epoch: the progress of followers belongs to the previous one."""
         self.state = state
         if self.is_open:
             self.leader_epoch = state.leader_epoch
@@ -172,7 +176,7 @@ class ReplicatedPartition(Partition):
         self.advance()
 
     def follow(self, state: PartitionState) -> None:
-        """Replicas or ISR have changed, the epoch has not."""
+        """Follow a change of replicas or ISR in the same epoch."""
         self.state = state
         unheard = self.progress.follow(state)
         if unheard:
@@ -181,14 +185,14 @@ class ReplicatedPartition(Partition):
         self.advance()
 
     def refused(self, change: ChangeIsr) -> None:
-        """A proposal was not carried out, and never will be."""
+        """Drop a proposal that was not carried out and never will be."""
         if (change.leader_epoch, change.partition_epoch) == (self.leader_epoch, self.state.partition_epoch):
             self.progress.proposed = None
             self._leading.doubted(self)
             self.look_again()
 
     def look_again(self) -> None:
-        """Other brokers are alive, or what was proposed was refused: somebody may count, or join, who did not."""
+        """Check the high watermark and joins again, after live brokers have changed or a proposal was refused."""
         self.advance()
         progress = self.progress
         if self.is_open and not self.closed and len(self.state.isr) <= len(progress.replicas):
@@ -197,7 +201,7 @@ class ReplicatedPartition(Partition):
 
     def reconfigure(self, config: LogConfig) -> None:
         super().reconfigure(config)
-        self.look_again()  # by a smaller `min.insync.replicas`
+        self.look_again()  # `min.insync.replicas` may be smaller
 
     # -- the high watermark --------------------------------------------------------------------------------
 
@@ -235,7 +239,7 @@ class ReplicatedPartition(Partition):
         )
 
     def advance(self) -> None:
-        """Publish what all of the ISR have, or have the hooks do so."""
+        """Publish the end that all of the ISR have, or let the hooks do so."""
         if not self.is_open or self.closed or self.is_fenced:
             return
         if self.state.elr and self.progress.must_end_eligibility(self.log.config.min_insync_replicas):
@@ -253,7 +257,9 @@ class ReplicatedPartition(Partition):
 
     def publish_high_watermark(self, offset: int) -> None:
         if offset > self._replicated_offset:
-            raise RuntimeError(f"{self!r}: {offset} is not replicated, but {self._replicated_offset}")
+            raise RuntimeError(
+                f"{self!r}: cannot publish {offset}, as only {self._replicated_offset} is replicated"
+            )
         super().publish_high_watermark(offset)
 
     def _replicated(self, offset: int) -> None:
@@ -288,8 +294,8 @@ class ReplicatedPartition(Partition):
         if self.in_sync_count < needed:
             raise KafkaError(
                 ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-                f"{self.topic.name}-{self.index} wants min.insync.replicas={needed}; {self.in_sync_count} is in sync,"
-                " now that it is appended",
+                f"{self.topic.name}-{self.index} needs min.insync.replicas={needed}; {self.in_sync_count} in sync"
+                " after the append",
             )
         return True
 
@@ -308,26 +314,26 @@ class ReplicatedPartition(Partition):
     # -- followers -----------------------------------------------------------------------------------------
 
     def begins_too_late(self, broker: int, start_offset: int) -> bool:
-        """Whether a follower's log lacks what this one begins with: a power cut may take its first segments and leave
-        later ones. Who is in sync, or eligible, has been told so by a leader that had deleted more than this one.
+        """Return whether a follower's log lacks the beginning of this one: a power cut may lose its first segments and
+        leave later ones. A follower that is in sync or eligible may begin later, if an earlier leader had deleted more.
         """
         begins_at = max(self.log.log_start_offset, self.log.tiered_to)
         return start_offset > begins_at and broker not in {*self.state.isr, *self.state.elr}
 
     def fetched(self, broker: int, broker_epoch: int, offset: int) -> None:
-        """A follower has everything below `offset`, as this leader has it. Raises KafkaError for one that is none."""
+        """Note that a follower has everything below `offset`. Raises KafkaError if the broker is not a replica."""
         leading, log = self._leading, self.log
         if not self.progress.fetched(broker, broker_epoch, offset, log.log_end_offset, leading.now()):
             raise KafkaError(
                 ErrorCode.NOT_LEADER_OR_FOLLOWER,
-                f"broker {broker} with epoch {broker_epoch} is no replica of {self.topic.name}-{self.index}",
+                f"broker {broker} with epoch {broker_epoch} is not a replica of {self.topic.name}-{self.index}",
             )
         self.advance()
         self._join(broker, broker_epoch)
 
     def vouches_for(self, broker: int) -> bool:
-        """Whether what this leader says of the high watermark is what a follower may go by: nobody can have
-        acknowledged more elsewhere without having heard from that follower, or from this broker's fence.
+        """Return whether a follower may rely on this leader's high watermark: no other leader can have acknowledged
+        more without that follower or this broker's fence.
         """
         progress = self.progress
         return (
@@ -340,7 +346,7 @@ class ReplicatedPartition(Partition):
         )
 
     def had_all(self, broker: int, at: float) -> None:
-        """A follower that said nothing since had everything then."""
+        """Note that a follower that has not fetched since was complete at that time."""
         self.progress.had_all(broker, at)
 
     def _join(self, broker: int, broker_epoch: int) -> None:
@@ -352,9 +358,7 @@ class ReplicatedPartition(Partition):
             self._propose(joins=broker)
 
     def check_lag(self) -> None:
-        """Propose an ISR without those that have been behind for too long. A log that readers have found damaged is
-        given up.
-        """
+        """Propose an ISR without followers that lag for too long. A log that reads have found damaged fails."""
         if not self.is_open:
             return
         if self.log.failure is not None:
@@ -364,7 +368,7 @@ class ReplicatedPartition(Partition):
         behind = self.progress.lagging(self.progress.own_end, leading.now(), leading.lag_seconds)
         if behind:
             self._propose(leave=behind)
-        self.look_again()  # who lags is not waited for any more
+        self.look_again()  # lagging followers are not waited for any more
 
     def _propose(self, *, joins: int | None = None, leave: list[int] | None = None) -> None:
         leading, state = self._leading, self.state

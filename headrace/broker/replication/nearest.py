@@ -1,8 +1,8 @@
-"""Which replica a consumer is sent to by its rack (KIP-392).
+"""Choose the replica on a consumer's rack (KIP-392).
 
-- Who is chosen is in sync, alive, on the consumer's rack, and has what is asked for; of several the one that is
-  furthest. Where the leader is on that rack, or nobody, the leader answers itself. Kafka's RackAwareReplicaSelector.
-- Only who says a rack is answered by a replica: others take it for the leader that it was.
+- The chosen replica is in sync, alive, on the consumer's rack, and has the wanted offset; of several, the one with the
+  highest end. If the leader is on that rack, or no replica is, the leader answers. Kafka's RackAwareReplicaSelector.
+- Followers answer only consumers that give a rack: others believe that the broker still is the leader.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ NOBODY = -1
 def nearest_replica(
     partition: ReplicatedPartition, rack: str, fetch_offset: int, brokers: Mapping[int, BrokerImage]
 ) -> int:
-    """The follower that a consumer on `rack` is to ask from `fetch_offset` on; -1 for none. `brokers` are alive."""
+    """Return the follower that a consumer on `rack` should read from `fetch_offset` on; -1 for none. `brokers` are
+    alive.
+    """
     state, replicas = partition.state, partition.progress.replicas
     leader = brokers.get(state.leader)
     if leader is None or leader.rack == rack:

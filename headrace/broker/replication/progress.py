@@ -1,18 +1,17 @@
-"""How far the replicas of a partition are, as its leader knows it, and what follows from that. Pure: told the time, no
-I/O.
+"""The progress of a partition's replicas, as its leader knows it, and the decisions that follow. Pure: the time is an
+argument, no I/O.
 
 Invariants
-- The high watermark is the least end of the *maximal* ISR: everybody who is in it, or would be by a proposal of which
-  nobody knows yet whether it was carried out (rule R5). Who has not fetched under this epoch has no end yet.
-- It does not move while the ISR is smaller than `min.insync.replicas`: who leaves such an ISR stays eligible (KIP-966),
-  and would have to lead without what was acknowledged or read meanwhile. Nor does it move while anybody is eligible
-  beside the ISR, whoever counted by a larger number: with a smaller one the leader has that ended first
-  (`must_end_eligibility`).
-- It waits for those who are about to join, for as long as they keep up, and also where it is past their ends already;
-  otherwise a follower that is always one fetch behind would never get in.
-- A follower joins when it has everything below the high watermark, and something of this epoch if there is anything
-  (rule R7), under the broker epoch that it fetches with and the image knows (KIP-903). It leaves when it has not had
-  all for `replica.lag.time.max.ms`.
+- The high watermark is the lowest end of the *maximal* ISR: its members, and those of a proposal whose outcome is not
+  known yet (rule R5). A replica that has not fetched under this epoch has no end yet.
+- It does not move while the ISR is smaller than `min.insync.replicas`: a replica that leaves such an ISR stays eligible
+  (KIP-966), and could lead without records that were acknowledged or read meanwhile. It does not move either while
+  replicas outside the ISR are eligible, even if they became so by a larger minimum: with a smaller one, the leader
+  first ends their eligibility (`must_end_eligibility`).
+- It waits for followers that are about to join while they keep up, also if it is already beyond their ends. Otherwise a
+  follower that is always one fetch behind would never join.
+- A follower joins when it has everything below the high watermark, and reaches the start of this epoch (rule R7), under
+  a broker epoch that equals the image's (KIP-903). It leaves when it has not caught up for `replica.lag.time.max.ms`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ UNKNOWN = -1
 
 
 class Replica(msgspec.Struct):
-    """A follower as its leader sees it. Times are monotonic seconds; `end_offset` -1: it has not fetched under this
+    """A follower as its leader knows it. Times are monotonic seconds; `end_offset` -1: it has not fetched under this
     leader epoch.
     """
 
@@ -36,16 +35,18 @@ class Replica(msgspec.Struct):
     caught_up_at: float = 0.0
     fetched_at: float = 0.0
     leader_end: int = 0
-    """Where the leader's log ended when it fetched last."""
+    """The end of the leader's log at its last fetch."""
 
 
 class Progress:
-    """Of one leader epoch. `own_end`: up to where the leader's log is as durable as the topic wants it."""
+    """The progress under one leader epoch. `own_end`: offset up to which the leader's log is as durable as the topic
+    requires.
+    """
 
     __slots__ = ("_own", "own_end", "proposed", "replicas", "start_offset", "state")
 
     def __init__(self, own: int, state: PartitionState, start_offset: int, now: float) -> None:
-        """`start_offset`: where the leader's log ended when its epoch began."""
+        """`start_offset`: the end of the leader's log when its epoch began."""
         self._own = own
         self.state = state
         self.start_offset = start_offset
@@ -58,8 +59,8 @@ class Progress:
         }
 
     def follow(self, state: PartitionState) -> list[int]:
-        """The store has another state of the same leader epoch: what was proposed is carried out, or never will be.
-        Who is not in sync may have had no replica meanwhile: what it had is not known any more. Gives those.
+        """Follow another state of the same leader epoch: a proposal has been carried out, or never will be. Return the
+        replicas that are not in sync. They may have lost their log meanwhile, so their progress is forgotten.
         """
         self.state = state
         self.proposed = None
@@ -74,7 +75,9 @@ class Progress:
         return unheard
 
     def fetched(self, broker: int, broker_epoch: int, offset: int, leader_end: int, now: float) -> bool:
-        """A follower has everything below `offset`. False if it is none, or an incarnation that is over."""
+        """Note that a follower has everything below `offset`. False if the broker is not a replica, or it is an earlier
+        incarnation.
+        """
         replica = self.replicas.get(broker)
         if replica is None or broker_epoch < replica.broker_epoch:
             return False
@@ -87,19 +90,19 @@ class Progress:
         return True
 
     def had_all(self, broker: int, at: float) -> None:
-        """At that time a follower had everything that there was, though it did not say so again."""
+        """Note that a follower had everything at that time, without another fetch."""
         replica = self.replicas.get(broker)
         if replica is not None:
             replica.caught_up_at = max(replica.caught_up_at, at)
 
     def in_sync_count(self) -> int:
-        """Of the ISR that is written down."""
+        """Return the size of the stored ISR."""
         return len(self.state.isr)
 
     def high_watermark(
         self, present: int, min_isr: int, now: float, lag_s: float, epochs: Mapping[int, int]
     ) -> int:
-        """What it may be, never less than what it is. `epochs`: those of the brokers that may join."""
+        """Return the possible high watermark, at least `present`. `epochs`: broker epochs of brokers that may join."""
         if self.state.elr or self._is_short(min_isr):
             return present
         maximal = set(self.state.isr) | set(self.proposed or ())
@@ -119,18 +122,18 @@ class Progress:
         return len(self.state.isr) < min(min_isr, len(self.state.replicas))
 
     def must_end_eligibility(self, min_isr: int) -> bool:
-        """Whether the ISR as it is has to be written down anew, because it is large enough by this number."""
+        """Return whether the ISR must be written again to end eligibility, because it is large enough for `min_isr`."""
         return bool(self.state.elr) and self.proposed is None and not self._is_short(min_isr)
 
     def joining(self, broker: int, high_watermark: int) -> bool:
-        """Whether a follower has what it needs to be in the ISR, and is not."""
+        """Return whether a follower outside the ISR can join it."""
         if broker in self.state.isr or self.proposed is not None:
             return False
         end_offset = self.replicas[broker].end_offset
         return end_offset >= high_watermark and end_offset >= self.start_offset
 
     def lagging(self, end_offset: int, now: float, lag_s: float) -> list[int]:
-        """Who of the ISR has been behind for too long; `end_offset` is up to where it is to have the log."""
+        """Return the members of the ISR that lag for too long; they should have the log up to `end_offset`."""
         if self.proposed is not None:
             return []
         return [
@@ -144,7 +147,7 @@ class Progress:
     def propose(
         self, *, joins: int | None = None, leave: list[int] | None = None, known: Callable[[int], int]
     ) -> tuple[tuple[int, int], ...]:
-        """An ISR to be written down, with the broker epoch of each: it fetched with that, or `known` says it."""
+        """Return an ISR to propose, with broker epochs: those of the last fetches, or from `known`."""
         gone = set(leave or ())
         isr = tuple(broker for broker in self.state.isr if broker not in gone)
         if joins is not None:

@@ -1,12 +1,11 @@
-"""This broker's partitions: made, opened, led and closed as the image says.
+"""This broker's partitions: created, opened, led and closed by the image.
 
-`follow` brings the partitions of one topic to what the image has become; nobody else makes or ends any. A partition is
-led here when the image says so, under the leader epoch of the image, which its log has before anything is written with
-it; one that is led elsewhere is closed, and answers NOT_LEADER_OR_FOLLOWER. Of those that are led elsewhere and have a
-replica here there is a follower (`broker.replication.following`), whose log becomes the partition's when this broker is
-to lead it. What this broker is to hold no longer is removed. A partition of one replica that gets others is led anew,
-as one that has several. Topics whose extension cannot serve them, and logs that cannot be opened, are offline; the
-others are served.
+`follow` brings the partitions of one topic to the state of a new image; nothing else creates or ends them. This broker
+leads a partition if the image says so, under the image's leader epoch, which its log gets before the first write under
+it. A partition with another leader is closed, and answers NOT_LEADER_OR_FOLLOWER. If it has a replica here, it has a
+follower (`broker.replication.following`), whose log becomes the partition's when this broker begins to lead. Replicas
+that are not this broker's any more are removed. A partition with one replica that gets more is led anew, as one with
+several. Topics whose extension cannot serve them, and logs that cannot be opened, are offline; others are served.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ logger = logging.getLogger("headrace.metadata")
 
 PARTITIONS_OPENED_TOGETHER: Final = 4
 PARTITIONS_PER_TURN: Final = 32
-"""Partitions that are made in one turn of the event loop: below a millisecond."""
+"""Maximum number of partitions that are created in one turn of the event loop: below a millisecond."""
 PARTITIONS_CLOSED_TOGETHER: Final = 8
 
 
 class LocalReplicas:
-    """On the event loop. `open_log` gives a partition its log, on its first use."""
+    """The partitions of one broker, on the event loop. `open_log` opens a partition's log at its first use."""
 
     def __init__(
         self,
@@ -55,7 +54,7 @@ class LocalReplicas:
         replication: Replicating | None = None,
         remove: Callable[[TopicImage, int], Awaitable[None]] | None = None,
     ) -> None:
-        """`replication`: where there are other brokers. `remove`: removes the files of a closed replica."""
+        """`replication`: None without other brokers. `remove`: removes the files of a closed replica."""
         self._remove = remove
         self.changes = PartitionChanges()
         self._replication = replication
@@ -71,7 +70,7 @@ class LocalReplicas:
     # -- finding ---------------------------------------------------------------------------------------------
 
     def partition(self, topic: str, index: int) -> Partition:
-        """Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION)."""
+        """Return a partition. Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION)."""
         partitions = self._partitions.get(topic)
         if partitions is None:
             raise unknown_topic(topic)
@@ -80,18 +79,18 @@ class LocalReplicas:
         return partitions[index]
 
     def find_partition(self, topic: str, index: int) -> Partition | None:
-        """The same for the hot paths, None instead of an error."""
+        """Return a partition or None, for the hot paths."""
         partitions = self._partitions.get(topic)
         if partitions is None or not 0 <= index < len(partitions):
             return None
         return partitions[index]
 
     def partitions(self, topic: str) -> Sequence[Partition]:
-        """Of a topic, by their index; the same list for as long as the topic is there."""
+        """Return the partitions of a topic in order; the same list while the topic exists."""
         return self._partitions.get(topic, ())
 
     def follower(self, topic: str, index: int) -> Follower | None:
-        """This broker's replica of a partition that is led elsewhere."""
+        """Return this broker's replica of a partition that another broker leads."""
         return self._followers.get((topic, index))
 
     def followers(self) -> list[Follower]:
@@ -103,12 +102,14 @@ class LocalReplicas:
     # -- following the image ---------------------------------------------------------------------------------
 
     async def follow(self, old: TopicEntry | None, new: TopicEntry, *, open_all: bool = False) -> None:
-        """Over when new partitions are made and those with hooks have started; `open_all` opens every log now."""
+        """Follow the change of a topic. Returns when new partitions exist and those with hooks have started; `open_all`
+        opens every log now.
+        """
         image = new.topic
         there = self._partitions.get(image.name, [])
         if old is not None:
             if old.topic != image:
-                # Before the states: what an ISR means depends on the configuration that it was decided by.
+                # Before the states: the meaning of an ISR depends on the configuration under which it was decided.
                 config = self._log_config(image) if old.topic.config != image.config else None
                 for partition in there:
                     partition.topic = image
@@ -121,12 +122,12 @@ class LocalReplicas:
         self._partitions[image.name] = there
 
     async def settled(self, name: str) -> None:
-        """Wait for what a stricter durability of a topic asks for."""
+        """Wait until a stricter durability of a topic is in effect."""
         for partition in self.partitions(name):
             await partition.settled()
 
     async def reconfigure_all(self, topics: Iterable[TopicImage]) -> None:
-        """The defaults have changed: open logs follow. Over when what a stricter durability asks for is on disk."""
+        """Apply changed defaults to open logs. Returns when a stricter durability is in effect on disk."""
         parsed: dict[tuple[bool, tuple[tuple[str, str], ...]], LogConfig] = {}
         for image in topics:
             key = (image.internal, tuple(sorted(image.config.items())))
@@ -140,7 +141,7 @@ class LocalReplicas:
             await partition.settled()
 
     async def drop(self, name: str) -> None:
-        """The topic was deleted: nobody finds its partitions from here on. Their files are the caller's."""
+        """Remove the partitions of a deleted topic. The caller removes the files."""
         for partition in self._partitions.pop(name, ()):
             follower = self._no_follower(partition)
             if follower is not None:
@@ -169,10 +170,10 @@ class LocalReplicas:
         # Several at a time, because they share the file system's commits.
         await asyncio.gather(*(close(partition) for partition in partitions if not partition.closed))
 
-    # -- inside ----------------------------------------------------------------------------------------------
+    # -- helpers ---------------------------------------------------------------------------------------------
 
     async def _lead(self, old: TopicEntry, new: TopicEntry, there: list[Partition]) -> None:
-        """Carry out what has changed of who holds and leads the partitions that are there."""
+        """Carry out changes of replicas and leaders of existing partitions."""
         lost: list[Partition] = []
         gained: list[int] = []
         gone: list[int] = []
@@ -205,7 +206,7 @@ class LocalReplicas:
                 there[index].leader_epoch = state.leader_epoch
                 await self._follow_leader(there[index], state)
         for index in gone:
-            logger.info("%s-%d is held here no longer", new.topic.name, index)
+            logger.info("removed the replica of %s-%d", new.topic.name, index)
             for policy in self._policies:
                 await policy.replica_removed(new.topic, index)
             if self._remove is not None:
@@ -215,7 +216,7 @@ class LocalReplicas:
         return self._replication is not None and len(state.replicas) > 1
 
     def _go_on(self, partition: Partition, before: PartitionState, state: PartitionState) -> None:
-        """Lead what was led before: by another state, or another epoch."""
+        """Continue to lead, under another state or epoch."""
         if state.leader_epoch == before.leader_epoch:
             if isinstance(partition, ReplicatedPartition):
                 partition.follow(state)
@@ -226,7 +227,7 @@ class LocalReplicas:
             partition.lead(state.leader_epoch)
 
     async def _follow_leader(self, partition: Partition, state: PartitionState) -> None:
-        """Be the follower that the state wants, or none."""
+        """Set up the follower for the state, or remove it."""
         key = partition.topic.name, partition.index
         follower, replication = self._followers.get(key), self._replication
         if replication is None or self._broker_id not in state.replicas or len(state.replicas) == 1:
@@ -246,7 +247,7 @@ class LocalReplicas:
         replication.follows(follower)
 
     def _no_follower(self, partition: Partition, *, forget: bool = True) -> Follower | None:
-        """From here on nothing is fetched for it; ending it is the caller's."""
+        """Stop fetching for the follower; the caller ends it."""
         key = partition.topic.name, partition.index
         follower = self._followers.pop(key, None) if forget else self._followers.get(key)
         if follower is not None and self._replication is not None:
@@ -305,7 +306,7 @@ class LocalReplicas:
         )
 
     async def _leader(self, image: TopicImage, index: int, state: PartitionState) -> Partition:
-        """With what was copied here before, if it was followed. The only replica opens its log anew."""
+        """Create the partition to lead, with the follower's log if there is one. The only replica reopens its log."""
         replication = self._replication
         follower = self._followers.pop((image.name, index), None)
         if follower is not None and replication is not None:
@@ -331,12 +332,12 @@ class LocalReplicas:
             fence=self._fence,
         )
         if log is not None and remote is not None:
-            remote.reload()  # another leader has copied meanwhile
+            remote.reload()  # another leader has copied segments meanwhile
             partition.remote = remote
         return partition
 
     def _find_hooks(self, partition: Partition, image: TopicImage) -> None:
-        """A topic that its extension cannot serve is offline; the others are served."""
+        """Find the hooks of a partition. A topic that its extension cannot serve is offline; others are served."""
         try:
             for policy in self._policies:
                 partition.hooks = policy.partition_hooks(partition, image)
@@ -347,13 +348,13 @@ class LocalReplicas:
             partition.fail(f"it cannot be served: {error}")
 
     def _find_replica_hooks(self, follower: Follower) -> ReplicaHooks | None:
-        """A replica that its extension cannot keep up is a log all the same."""
+        """Find the hooks of a replica. Without its extension it is still a log."""
         topic = follower.partition.topic
         try:
             found = (policy.replica_hooks(follower, topic) for policy in self._policies)
             return next((hooks for hooks in found if hooks is not None), None)
         except Exception as error:
-            logger.error("%r cannot be kept up", follower, exc_info=error)
+            logger.error("the extension of %r cannot follow it", follower, exc_info=error)
             return None
 
     async def _start(self, partition: Partition) -> None:
@@ -361,7 +362,7 @@ class LocalReplicas:
         try:
             await loop.run_in_executor(self._executor, lambda: partition.log)
         except KafkaError:
-            return  # the partition is offline and has said so; the rest of the broker lives
+            return  # the partition is offline and has reported it; the rest of the broker continues
         if partition.hooks is not None:
             try:
                 await partition.hooks.start()

@@ -1,17 +1,17 @@
-"""Up to which time a follower has everything that was acknowledged: the bound of how stale it is.
+"""The time up to which a follower has all acknowledged records, which bounds its staleness.
 
-A leader that may still lead says in its answer to a fetch what its high watermark is, or that it is the one that the
-follower knows. All that was acknowledged by all in-sync replicas, or shown to anybody, before the fetch was *sent* is
-below it. So a state that has the log below that high watermark is as of the sending time, by the follower's own
-monotonic clock; no two clocks are compared. The time at which the answer came says nothing: the leader may have
-acknowledged more since it answered.
+A leader that may still lead answers a fetch with its high watermark, or confirms the one that the follower knows. All
+records that were acknowledged by all in-sync replicas, or shown to any client, before the fetch was *sent* are below
+it. So a state with the log below that high watermark is complete up to the sending time, by the follower's own
+monotonic clock; clocks are not compared. The time of the answer has no meaning: the leader may have acknowledged more
+since.
 
-Such a fact stays true whoever leads later, but not when an unclean election takes acknowledged records back (`forget`).
+Such a fact stays true under later leaders, unless an unclean election loses acknowledged records (`forget`).
 
-The leader names in an answer what has changed since the answer before. Of the others it says with the answer as a whole
-that nothing has (`FetchResponse.is_current`), so the time of all of them is kept in one place (`Vouched`).
+An answer lists the partitions that have changed since the previous one. For all others, the answer as a whole says that
+they have not (`FetchResponse.is_current`), so their time is kept in one place (`Vouched`).
 
-Pure: told the time. Seconds of one monotonic clock.
+Pure: times are arguments, in seconds of one monotonic clock.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FACTS_MAX: Final = 64
 
 
 class Vouched:
-    """By one leader, in one session: `at` is when the latest fetch was sent whose answer was current."""
+    """The state of one session with one leader: `at` is the sending time of the latest fetch with a current answer."""
 
     __slots__ = ("at",)
 
@@ -31,24 +31,25 @@ class Vouched:
 
 
 class SafeTime:
-    """Of one follower."""
+    """The safe time of one follower."""
 
     __slots__ = ("_facts", "_told", "_vouched")
 
     def __init__(self) -> None:
         self._facts: list[tuple[int, float]] = []
-        """(high watermark, time): who has the log below the one has all that was acknowledged before the other. Both
-        ascend."""
+        """(high watermark, time): a log up to this high watermark has all records that were acknowledged before this
+        time. Both ascend.
+        """
         self._told = -1
         self._vouched: Vouched | None = None
 
     def told(self, high_watermark: int, vouched: Vouched) -> None:
-        """From now on, until `untold`, this is the leader's high watermark at every time that `vouched` has."""
+        """Note that this is the leader's high watermark at every time of `vouched`, until `untold`."""
         self.untold()
         self._told, self._vouched = high_watermark, vouched
 
     def untold(self) -> int:
-        """What comes next is not known to be so any more. Gives the high watermark that was told; -1 for none."""
+        """End the last `told`: later times of its `vouched` do not hold. Return its high watermark; -1 for none."""
         vouched, self._vouched = self._vouched, None
         if vouched is None:
             return -1
@@ -62,11 +63,11 @@ class SafeTime:
         while facts and facts[-1][0] >= high_watermark:
             facts.pop()
         facts.append((high_watermark, at))
-        if len(facts) > FACTS_MAX:  # the latest stay close together
+        if len(facts) > FACTS_MAX:  # the latest facts stay dense
             del facts[1 : FACTS_MAX // 2 : 2]
 
     def at(self, applied_offset: int) -> float | None:
-        """As of when a state is that has the log below `applied_offset`; None if nothing is known of it."""
+        """Return the time up to which a state with the log below `applied_offset` is complete; None if unknown."""
         vouched, facts = self._vouched, self._facts
         if vouched is not None and applied_offset >= self._told and vouched.at > float("-inf"):
             return vouched.at
@@ -78,6 +79,6 @@ class SafeTime:
         return None
 
     def forget(self) -> None:
-        """Acknowledged records may have been taken back."""
+        """Forget all facts: acknowledged records may be lost."""
         self._facts.clear()
         self._vouched = None

@@ -1,24 +1,22 @@
-"""Fetch sessions between brokers (KIP-227), the follower's end: what a leader has been told is not told it again.
+"""Fetch sessions between brokers (KIP-227), the follower's side: a request does not repeat what the leader knows.
 
-A session is a list of partitions with what was last asked of each. A request names those of which something else is to
-be asked, and those that are no longer; the answer names those that have news. So a round costs what has changed, not
-what there is.
+A session is a list of partitions with the last request for each. A request names partitions whose request has changed,
+and those to forget; the answer names those with news. So a round costs only what has changed.
 
     epoch  0    a session begins, whose id is in the answer
     epoch -1    no session: this fetch names all
     epoch  n    goes on, if it is higher than any before; else INVALID_FETCH_SESSION_EPOCH
 
-Beside the rules for consumers (`broker.api.fetch_sessions`)
-- An epoch that is higher by more than one says that the answer before has not come. What it told is told again: a
-  connection that breaks ends no session.
-- A partition that was answered with an error, or with where the logs part, is out of the session when that answer has
-  come.
-- One request names at most `NAMED_MAX` partitions, so that none takes long. Many partitions are named one request after
-  the other, and nobody waits before they all are.
+In addition to the rules for consumers (`broker.api.fetch_sessions`)
+- An epoch that is higher by more than one means that the previous answer was lost. Its content is sent again: a broken
+  connection does not end a session.
+- A partition whose answer has an error or a diverging epoch leaves the session when that answer has arrived.
+- One request names at most `NAMED_MAX` partitions, so that none takes long. More partitions take several requests, and
+  the leader does not wait before all are named.
 
 A leader of an earlier version keeps no sessions (id 0): everything is named in each request.
 
-Pure. Nothing of this outlives a process.
+Pure. Sessions end with the process.
 """
 
 from __future__ import annotations
@@ -32,9 +30,9 @@ NO_SESSION: Final = 0
 INITIAL_EPOCH: Final = 0
 EPOCH_MAX: Final = 2**31 - 3
 NAMED_MAX: Final = 500
-"""In one request or answer: about a millisecond of what they cost each end."""
+"""Maximum number of partitions that a request or answer names: about a millisecond of work on each side."""
 OVER: Final = {ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ErrorCode.INVALID_FETCH_SESSION_EPOCH}
-"""The session has ended at the other end."""
+"""Errors after which the session has ended at the leader."""
 
 F = TypeVar("F", bound=Hashable)
 Told = tuple[int, int, int, int]
@@ -42,7 +40,7 @@ Told = tuple[int, int, int, int]
 
 
 class Asking(Generic[F]):
-    """What is asked of one leader, follower by follower."""
+    """The session with one leader, by follower."""
 
     def __init__(self) -> None:
         self.session_id = NO_SESSION
@@ -60,18 +58,18 @@ class Asking(Generic[F]):
 
     @property
     def is_empty(self) -> bool:
-        """There is nothing to ask, nor to take back."""
+        """True if there are no partitions to request or to forget."""
         return not self._members and not (self._keeps_sessions and self._forgotten)
 
     @property
     def is_said(self) -> bool:
-        """The next request is about all that is to be asked: it may be waited for."""
+        """True if the next request completes the list, so that the leader may wait before it answers."""
         return not self._keeps_sessions or len(self._unnamed) <= NAMED_MAX
 
-    # -- who is to be asked for ----------------------------------------------------------------------------
+    # -- followers in the session --------------------------------------------------------------------------
 
     def include(self, follower: F, told: Told) -> None:
-        """Ask for it so."""
+        """Request this for a follower."""
         self._forgotten.pop(follower, None)
         if follower in self._members and self._there.get(follower) == told:
             return
@@ -79,7 +77,7 @@ class Asking(Generic[F]):
         self._unnamed[follower] = None
 
     def exclude(self, follower: F) -> None:
-        """Do not ask for it any more."""
+        """Stop requesting for a follower."""
         if self._members.pop(follower, self) is self:
             return
         self._unnamed.pop(follower, None)
@@ -87,20 +85,20 @@ class Asking(Generic[F]):
             self._forgotten[follower] = None
 
     def epoch_of(self, follower: F) -> int:
-        """The leader epoch that it is being asked for with; -1 if it is not."""
+        """Return the leader epoch of a follower's request; -1 if it is not in the session."""
         told = self._sent.get(follower) or self._there.get(follower)
         return -1 if told is None or follower not in self._members else told[0]
 
     # -- requests ------------------------------------------------------------------------------------------
 
     def next_names(self) -> list[F]:
-        """Who is to be named in the next request; how is told with `send`."""
+        """Return the followers to name in the next request; `send` takes their requests."""
         if not self._keeps_sessions:
             return list(self._members)
         return [follower for follower, _ in zip(self._unnamed, range(NAMED_MAX), strict=False)]
 
     def send(self, named: dict[F, Told]) -> list[F]:
-        """A request names them so; gives those that it has to take back."""
+        """Note the request with its followers. Return those that it must forget."""
         for follower in named:
             self._unnamed.pop(follower, None)
         self._sent = named
@@ -111,7 +109,7 @@ class Asking(Generic[F]):
         return gone
 
     def lost(self) -> None:
-        """Nobody knows whether the request was taken; its answer will not come."""
+        """Note that the request has no answer: it is unknown whether the leader received it."""
         self._unnamed = {each: None for each in self._sent if each in self._members} | self._unnamed
         for follower in (*self._sent, *self._sent_forgotten):
             if follower not in self._members:
@@ -122,7 +120,7 @@ class Asking(Generic[F]):
             self._go_on(2)
 
     def answered(self, session_id: int) -> None:
-        """The answer has come."""
+        """Note that the answer has arrived."""
         for follower in self._sent_forgotten:
             self._there.pop(follower, None)
         self._keeps_sessions = session_id != NO_SESSION
@@ -136,13 +134,13 @@ class Asking(Generic[F]):
             self._go_on(1)
 
     def failed(self, follower: F) -> None:
-        """The answer had for it what takes it out of the session."""
+        """Note that the answer removes a follower from the session."""
         self._there.pop(follower, None)
         if follower in self._members:
             self._unnamed[follower] = None
 
     def over(self) -> None:
-        """The session is; another one begins."""
+        """End the session; another one begins."""
         self.session_id, self.epoch = NO_SESSION, INITIAL_EPOCH
         self._there, self._sent, self._sent_forgotten, self._forgotten = {}, {}, [], {}
         self._unnamed = dict(self._members)

@@ -1,7 +1,8 @@
-"""How fast what is not in sync is copied (KIP-73): by configurations of brokers (a rate) and of topics (which ones).
+"""Limit the rate of copying to replicas that are not in sync (KIP-73): brokers configure a rate, topics the replicas.
 
-A rate is one broker's for all that it sends to followers, or fetches as one, of the replicas that the topics name. What
-is in sync is never held up, nor counted: a throttle keeps a move from taking everything, and loses nobody its place.
+A broker's rate applies to all records that it sends to followers, or fetches as one, for the replicas in the topics'
+lists. In-sync replicas are never throttled or counted: a throttle slows down a move, and removes no replica from the
+ISR.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _TEXTS_KEPT: Final = 256
 
 
 class Throttle:
-    """Of one broker, as a `leader` or as a `follower`. `clock` gives monotonic seconds."""
+    """The throttle of one broker, as a `leader` or as a `follower`. `clock` returns monotonic seconds."""
 
     def __init__(self, role: str, broker_id: int, config: BrokerConfig, clock: Callable[[], float]) -> None:
         self._rate_name = f"{role}.replication.throttled.rate"
@@ -33,7 +34,7 @@ class Throttle:
         self._bucket: TokenBucket | None = None
 
     def holds_for(self, topic: TopicImage, index: int) -> bool:
-        """Whether this broker's replica of a partition is among those that are held up, if it is not in sync."""
+        """Return whether this broker's replica of a partition is throttled while it is not in sync."""
         text = topic.config.get(self._replicas_name)
         if not text or self._rate() == UNLIMITED:
             return False
@@ -41,7 +42,7 @@ class Throttle:
         return named is None or (index, self._broker_id) in named
 
     def wait_seconds(self) -> float:
-        """Until more may be copied; 0 if it may."""
+        """Return the seconds until more may be copied; 0 for now."""
         rate = self._rate()
         if rate == UNLIMITED:
             self._bucket = None
@@ -52,7 +53,7 @@ class Throttle:
         return self._bucket.wait_seconds(rate, now)
 
     def copied(self, count: int) -> None:
-        """So many bytes."""
+        """Count copied bytes."""
         if self._bucket is not None:
             self._bucket.take(count, self._rate(), self._clock())
 
@@ -63,7 +64,7 @@ class Throttle:
 
 @lru_cache(_TEXTS_KEPT)
 def _replicas(text: str) -> frozenset[tuple[int, int]] | None:
-    """(partition, broker); None for all."""
+    """Return pairs (partition, broker); None for all."""
     if text.strip() == "*":
         return None
     pairs = (item.strip().split(":") for item in text.split(",") if item.strip())

@@ -43,7 +43,7 @@ def _refuse_join(step: Step, event: Join, error: ErrorCode, member_id: str | Non
 
 
 def _has_room_for(step: Step, member_id: str) -> bool:
-    """Whether the member fits into the group. In the join phase only members that have joined again count."""
+    """Return whether the member fits into the group. In the join phase only members that have joined again count."""
     group = step.group
     member = group.members.get(member_id)
     if group.phase is Phase.EMPTY:

@@ -1,6 +1,6 @@
 """OffsetCommit: offsets to the event `Commit`, its result to a response.
 
-A commit can have hundreds of thousands of offsets, so the work rests between them.
+A commit can have hundreds of thousands of offsets, so other work runs between them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 PREPARED_FROM = 64
 """Offsets of one commit from which its records are encoded beforehand. Fewer take at most a few milliseconds."""
-_OFFSET_BYTES_MIN = 40  # of a record, without its texts
+_OFFSET_BYTES_MIN = 40  # bytes of a record, without its texts
 
 Errors = Mapping[tuple[str, int], ErrorCode]
 Known = tuple[range, ErrorCode]

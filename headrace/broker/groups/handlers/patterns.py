@@ -1,8 +1,8 @@
 """The topics that the patterns of groups match. They are computed in the executor.
 
 A new pattern is resolved before its heartbeat takes effect. After topics or rights have changed, a group's patterns are
-resolved again at one of its heartbeats. The pause between two times is so long that this takes about one percent of the
-processor.
+resolved again at one of its heartbeats. The pause between two times is long enough that this takes about one percent of
+the processor.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 PAUSE_SECONDS_MIN = 1.0
 PAUSE_FACTOR = 100.0
-_ASKED_TOGETHER = 500  # topics that are authorized between two rests
+_ASKED_TOGETHER = 500  # number of topics that are authorized without letting others run
 
 
 class PatternResolver:

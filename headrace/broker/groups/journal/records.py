@@ -184,7 +184,7 @@ def encode_journal_batch(
 def encode_batch_in_slices(
     records: Sequence[JournalRecord], timestamp_ms: int, producer: tuple[int, int] | None = None
 ) -> Work[bytes]:
-    """As `encode_journal_batch`, as work that rests between records."""
+    """Return the batch of `encode_journal_batch` as work that rests between records."""
     from headrace.protocol.records.small import Record, build_in_slices
 
     encoded = []

@@ -22,7 +22,7 @@ NOTHING: Assignment = {}
 
 
 class MemberState(IntEnum):
-    """How far a member is from its target assignment. The values are those on the journal."""
+    """The states of a member on the way to its target assignment. The values are those on the journal."""
 
     STABLE = 0
     UNREVOKED_PARTITIONS = 1

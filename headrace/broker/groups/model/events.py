@@ -164,7 +164,7 @@ class Appended(msgspec.Struct, frozen=True):
     error: ErrorCode
 
 
-# -- what waits for the journal ------------------------------------------------------------------------------
+# -- changes that wait for the journal -----------------------------------------------------------------------
 
 
 class PendingAssignment(msgspec.Struct, frozen=True):

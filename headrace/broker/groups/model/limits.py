@@ -24,7 +24,7 @@ class Limits(msgspec.Struct, frozen=True):
     session_timeout_ms_max: int = 1_800_000
     group_size_max: int = 2_147_483_647
     new_member_join_timeout_ms: int = 300_000
-    """How long a client that joins and does not know its member id is kept. It cannot send heartbeats yet."""
+    """Time that a client that joins and does not know its member id is kept. It cannot send heartbeats yet."""
     pending_members_max: int = 10_000
     """Member ids per group that were given out and are not used yet. Kafka has no bound, so there a loop of joins
     fills memory.

@@ -33,7 +33,7 @@ class Subscriber(msgspec.Struct, frozen=True):
     instance_id: str | None
     topics: frozenset[UUID]
     assigned: Assignment
-    """Its target until now."""
+    """Its target before."""
 
 
 Assignor = Callable[[list[Subscriber], Mapping[UUID, int]], dict[str, Assignment]]

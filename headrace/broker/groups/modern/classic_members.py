@@ -220,7 +220,7 @@ def _has_to_join(state: ConsumerGroup, member_id: str, current: Current) -> bool
         return True
     if current.state is not MemberState.UNRELEASED_PARTITIONS:
         return False
-    # It waits for partitions of other members: joining before all of them are free is of no use.
+    # It waits for partitions of other members: joining before all of them are free does not help.
     return not any(
         index not in current.assigned.get(topic_id, {}) and state.owner(topic_id, index) is not None
         for topic_id, indexes in state.target.get(member_id, NOTHING).items()

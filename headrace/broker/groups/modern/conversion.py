@@ -1,4 +1,4 @@
-"""How a group with members changes its protocol: `group.consumer.migration.policy`.
+"""Change the protocol of a group with members: `group.consumer.migration.policy`.
 
 Upgrade: a member of the consumer protocol joins a classic group of consumers. The existing members go on to use the
 classic protocol in it (`classic_members`). Each has the partitions of its last stored assignment, and the generation as

@@ -71,7 +71,9 @@ def _names_no_member(event: Commit) -> bool:
 
 
 def consumer_commit_error(step: Step, event: Commit) -> ErrorCode:
-    """As `commit_error`. A member in an older epoch may commit for partitions that it still owns."""
+    """Return the result of `commit_error`, except that a member in an older epoch may commit for partitions that it
+    still owns.
+    """
     consumer = step.group.consumer
     if consumer is None or (event.generation < 0 and not consumer.members):
         return ErrorCode.NONE

@@ -73,7 +73,7 @@ def test_n2_the_header_of_api_versions_has_no_tags_and_others_have(tmp_path) -> 
         (1, 19, r"FetchRequest version 19 is not supported"),
         (22, 6, r"InitProducerIdRequest version 6"),
         (24, 6, r"AddPartitionsToTxnRequest version 6 is not supported; 0 to 5 are"),
-        (5, 0, r"API key 5 \(version 0\) is not known here"),
+        (5, 0, r"API key 5 \(version 0\) is unknown"),
         (-1, 0, r"API key -1"),
     ],
 )
@@ -242,7 +242,7 @@ def test_an_api_without_a_place_for_errors_closes_the_connection() -> None:
         [ApiDeclaration(CreatePartitionsRequest, CreatePartitionsResponse, handler, PUBLIC)]
     )
     frame = encode_request_header(RequestHeader(37, 0, 9, None), 1) + CreatePartitionsRequest().encode(0)
-    with pytest.raises(CloseConnection, match="no place for the error: INVALID_REQUEST: no"):
+    with pytest.raises(CloseConnection, match="no field for the error: INVALID_REQUEST: no"):
         dispatcher(PEER, frame)
 
 

@@ -255,9 +255,9 @@ async def test_what_cannot_be_adopted_is_refused_and_stays_as_it_is(tmp_path: Pa
         assert ensemble._nodes == before
         await store.close()
 
-    await refused("there is no data directory")
+    await refused("does not exist")
     folder.mkdir()
-    await refused("no data directory that a broker was started with")
+    await refused("is not the data directory of a broker")
     async with direct_broker(folder, ONE) as broker:
         await broker.create_topic("t")
         await refused("in use by another broker")
@@ -269,7 +269,7 @@ async def test_what_cannot_be_adopted_is_refused_and_stays_as_it_is(tmp_path: Pa
     (folder / FROM_REMOTE_STORAGE).unlink()
     old = replace(properties, version=1).encode().replace(b"version=2", b"version=1")
     disk.replace(folder / "meta.properties", old, sync=False)
-    await refused("of an earlier version")
+    await refused("has an earlier layout")
     disk.replace(folder / "meta.properties", properties.encode(), sync=False)
     store = await ensemble.connect()
     await store.transact([CreateNode("/somebody/else")])

@@ -95,7 +95,7 @@ async def test_a_level_is_raised_when_all_know_it_and_then_who_does_not_starts_n
             broker.broker_id for broker in await one.context.brokers.known_brokers() if broker.epoch > 0
         }
         code, message = await update(one, 1)
-        assert (code, "say that it is to be a downgrade" in message) == (
+        assert (code, "request a downgrade" in message) == (
             ErrorCode.INVALID_UPDATE_VERSION,
             True,
         )
@@ -114,7 +114,7 @@ async def test_what_an_update_names_is_checked_and_all_of_it_done_or_nothing(tmp
         for version in (0, 1):
             answer = await broker.send(UpdateFeaturesRequest(feature_updates=both), version)
             assert [each.error_code for each in answer.results] == [0, ErrorCode.INVALID_UPDATE_VERSION]
-            assert "there is no feature metadata.version here" in answer.results[1].error_message
+            assert "feature metadata.version is unknown" in answer.results[1].error_message
         assert (await levels(broker))[1] == 1
         for name, level, code in (
             ("group.version", 1, 0),

@@ -100,5 +100,5 @@ async def test_what_is_configured_holds_at_once_and_names_have_addresses(tmp_pat
         name = "a" * 64  # longer than a host name may be, so that no server is asked for it
         code, message = await alter(broker, BROKER, "0", (OVERRIDES, SET, f"{name}:1"))
         assert code == ErrorCode.INVALID_CONFIG
-        assert f"names {name}, whose address cannot be found" in message
+        assert f"the address of host {name} cannot be found" in message
         assert slots.full("127.0.0.1") == 1

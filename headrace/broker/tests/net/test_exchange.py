@@ -198,10 +198,10 @@ def test_an_illegal_length_is_refused_however_it_is_cut_and_whole_frames_before_
     receiver = FrameReceiver(1000, pool, memoryview(bytearray(64)))
     stream = frame(b"before") + struct.pack(">i", size)
     feed(receiver, stream[: 10 + cut - 1])
-    with pytest.raises(CloseConnection, match=rf"a frame of {size} bytes was announced; 1 to 1000"):
+    with pytest.raises(CloseConnection, match=rf"it announced a frame of {size} bytes; 1 to 1000"):
         feed(receiver, stream[10 + cut - 1 :])
     assert list(receiver.frames) == [b"before"]
-    with pytest.raises(CloseConnection, match="after a frame that is not accepted"):
+    with pytest.raises(CloseConnection, match="after a frame that was not accepted"):
         feed(receiver, frame(b"after"))
     assert list(receiver.frames) == [b"before"]
 

@@ -204,7 +204,7 @@ def test_no_bytes_of_a_handshake_raise_anything_else(server, seed, changes, is_c
 def test_who_does_not_speak_tls_is_told_apart(server, first) -> None:
     stream = TlsStream(server)
     stream.received(memoryview(first))
-    with pytest.raises(TlsError, match="it does not speak TLS, and this listener does"):
+    with pytest.raises(TlsError, match="it does not use TLS, and this listener requires it"):
         stream.handshake()
 
 

@@ -296,8 +296,8 @@ def test_what_is_not_tls_is_closed_with_one_line_and_the_other_way_round(encrypt
     run(test)
     lines = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert [line.getMessage().partition(": ")[2] for line in lines] == [
-        "the handshake of TLS failed: it does not speak TLS, and this listener does",
-        "it speaks TLS, and this listener does not",
+        "the TLS handshake failed: it does not use TLS, and this listener requires it",
+        "it uses TLS, and this listener does not",
     ]
     assert not any(line.exc_info for line in lines)
 
@@ -344,7 +344,7 @@ def test_a_handshake_has_a_deadline(encryption, caplog, sent) -> None:
             assert net.pending_handshakes == 0
 
     run(test)
-    assert caplog.text.count("it has not completed the handshake of TLS in 0.1 s") == 1
+    assert caplog.text.count("it has not completed the TLS handshake in 0.1 s") == 1
 
 
 def test_authentication_has_a_deadline_with_tls_and_without(encryption, caplog) -> None:
@@ -357,8 +357,8 @@ def test_authentication_has_a_deadline_with_tls_and_without(encryption, caplog) 
 
     run(test)
     assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
-        "it has not authenticated itself in 0.25 s",
-        "it has not authenticated itself in 0.125 s",
+        "it has not authenticated in 0.25 s",
+        "it has not authenticated in 0.125 s",
     ]
 
 

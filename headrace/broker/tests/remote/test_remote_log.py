@@ -600,7 +600,7 @@ async def test_a_new_machine_does_not_begin_without_remote_storage(tmp_path: Pat
             (tmp_path / "remote" / name).rename(tmp_path / "manifest")
             (tmp_path / "remote" / name).write_bytes(b"{")
             broken = tmp_path / "remote" / name
-    with pytest.raises(ConfigError, match=r"t-0 cannot be made from remote storage"):
+    with pytest.raises(ConfigError, match=r"cannot restore t-0 from remote storage"):
         async with tiered(tmp_path, "new"):
             pass
     (tmp_path / "manifest").rename(broken)

@@ -115,7 +115,7 @@ async def test_a_broker_is_known_to_the_others(tmp_path: Path, protocol: str) ->
 async def test_a_broker_is_known_by_scram(tmp_path: Path) -> None:
     config = settings(tmp_path, "SASL_SSL", sasl_mechanism_inter_broker_protocol="SCRAM-SHA-512")
     async with direct_cluster(tmp_path, 2, config=config) as cluster:
-        with pytest.raises(ConnectionError, match="does not let in the user broker by SCRAM-SHA-512"):
+        with pytest.raises(ConnectionError, match="refused the user broker with SCRAM-SHA-512"):
             await connected(cluster)
         mechanism, salt = ScramMechanism.SHA_512, b"salt"
         salted = salted_password(mechanism, PASSWORD, salt, 4096)
@@ -157,7 +157,7 @@ async def test_a_broker_is_known_by_the_token_of_a_file(tmp_path: Path) -> None:
             await connected(cluster)
         place.write_text("planted: no token")
         with pytest.raises(
-            ConnectionError, match="no token for it: no token can be read from file:"
+            ConnectionError, match="no token could be fetched: no token can be read from file:"
         ) as refused:
             await connected(cluster)
         assert "planted" not in str(refused.value)
@@ -256,7 +256,7 @@ async def test_new_certificates_count_for_the_next_connection_and_broken_ones_do
         with caplog.at_level(logging.ERROR, "headrace.security"):
             (await connected(cluster)).close("enough")
         assert introduction._context is changed
-        assert "keep to the certificates in use" in caplog.text
+        assert "keep the present certificates" in caplog.text
 
 
 async def test_a_broker_of_another_name_is_not_asked(tmp_path: Path) -> None:

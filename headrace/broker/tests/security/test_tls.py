@@ -501,10 +501,10 @@ async def test_files_are_looked_at_by_themselves(tmp_path, monkeypatch, caplog) 
     monkeypatch.setattr(reloading, "LOOK_SECONDS", 0.01)
     async with running(tmp_path) as broker, asyncio.timeout(60):
         replace_store(tmp_path, "broken")
-        while "the certificates in use stay" not in caplog.text:  # noqa: ASYNC110 - what is waited for has no event
+        while "so the present ones stay in use" not in caplog.text:  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
-        assert caplog.text.count("the certificates in use stay") == 1
+        assert caplog.text.count("so the present ones stay in use") == 1
         second = identity("localhost", AUTHORITY)
         replace_store(tmp_path, second.key_pem() + second.certificate_pem)
         while await serial_number(broker) != second.certificate.serial_number:  # noqa: ASYNC110 - as above
@@ -581,5 +581,5 @@ async def test_what_encrypts_is_logged_once(tmp_path, caplog) -> None:
     async with running(tmp_path) as broker:
         await broker.reload_certificates()
     assert [message for message in caplog.messages if ssl.OPENSSL_VERSION in message] == [
-        f"TLS is made by {kernel.told()}"
+        f"TLS is provided by {kernel.told()}"
     ]
