@@ -311,7 +311,7 @@ def test_r17_3_values_that_nobody_can_read() -> None:
     good = wire(of(i="int"), {"i": 1})[0]
     parsed = {ID: AvroSchema.parse(json.dumps(of(i="int"))), 9: "schema 9 is not known to the registry"}
     for value, reason in (
-        (b'{"i": 1}', "it is no Avro value: it begins with 7b 22"),
+        (b'{"i": 1}', "it is not an Avro value: it begins with 7b 22"),
         (b"", "it begins with nothing"),
         (b"\0\0\0", "it is no Avro value"),
         (b"\0\0\0\0\x09\x02", "schema 9 is not known"),

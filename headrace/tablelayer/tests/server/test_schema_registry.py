@@ -445,9 +445,9 @@ def test_a_refusal_to_register_says_why() -> None:
 @pytest.mark.parametrize(
     ("url", "config", "reason"),
     [
-        (None, {"basic_auth_user_info": "a:b"}, "is of no use without schema.registry.url"),
+        (None, {"basic_auth_user_info": "a:b"}, "needs schema.registry.url; set it too"),
         ("http://r", {"basic_auth_user_info": "ab"}, "no colon"),
-        ("http://r", {"basic_auth_user_info": "a:b", "bearer_auth_token": "c"}, "leave one out"),
+        ("http://r", {"basic_auth_user_info": "a:b", "bearer_auth_token": "c"}, "remove one"),
     ],
 )
 def test_configurations_that_contradict_each_other(
