@@ -160,8 +160,8 @@ class Catalog:
         if count >= most:
             raise TableError(
                 TableErrorCode.TOO_MANY_PARTITIONS,
-                f"table {definition.path} has {count} partitions; the maximum ({MAX_PARTITIONS_CONFIG}) is {most}: drop "
-                "some, or raise the broker's configuration",
+                f"table {definition.path} has {count} partitions; the maximum ({MAX_PARTITIONS_CONFIG}) is {most}: "
+                "drop some, or raise the broker's configuration",
             )
 
     def check_database(self, name: str) -> None:

@@ -156,7 +156,7 @@ def test_a_bare_key_that_is_no_value_is_quoted_as_it_was_sent(key: bytes) -> Non
     assert (caught.value.index, caught.value.column) == (1, "k")
     shown = key.decode(errors="replace")
     assert caught.value.reason == (
-        f"in the record's key, {shown} is no value of BIGINT in JSON, nor an object with the field 'k'"
+        f"in the record's key, {shown} is neither a value of BIGINT in JSON nor an object with the field 'k'"
     )
 
 
