@@ -582,7 +582,7 @@ class Catalog:
     async def follow(self, definition: TableDefinition) -> None:
         """Copy the configurations of Kafka's log (retention, ...) to every partition.
 
-        What a crash leaves out is done at the next check.
+        The next check completes it after a crash.
         """
         wanted = definition.to_partition_config()
         for partition in self.partitions(definition):
