@@ -110,8 +110,10 @@ async def write_together(budget: WriteBudget, parts: Sequence[Part]) -> list[App
 
 
 async def _prepared(parts: Sequence[Part]) -> list[Any]:
-    """Return what each bucket is to log, None for a repetition. Of several bad rows, raise the error of the one sent
-    first."""
+    """Return what each bucket is to log, None for a repetition.
+
+    Raises TableError, KafkaError. If several rows are bad, it raises the RowError of the one that was sent first.
+    """
     results = await asyncio.gather(
         *(_prepare(part) for part in parts),
         return_exceptions=True,

@@ -531,7 +531,7 @@ class KeyValueStore:
         return offset, row_count
 
     def close(self) -> None:
-        """Flush and close. The store is closed in any case; after DiskFullError the log alone has the rows in memory."""
+        """Flush and close, in any case. After DiskFullError only the log has the rows that were in memory."""
         try:
             self.flush()
         finally:
