@@ -20,7 +20,8 @@ def has_to_go(
     """Choose the place to free for another one of `client`.
 
     Return its key, None if there is room, or the reason why no place can be freed.
-    `held` has the places that can be freed, as (client, seconds without use, key); `busy` has the clients of the others.
+
+    `held` has the places that can be freed, as (client, seconds without use, key); `busy` has the clients of others.
     At its own limit a client loses a place that it has not used for `idle_seconds`. When all places are taken, the
     client with the most places loses its longest idle one, if it has at least two more than `client`. Otherwise the
     longest idle place of all is freed, if it was idle for `idle_seconds`.
