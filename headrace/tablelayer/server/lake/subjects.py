@@ -386,7 +386,7 @@ def _enabled(subject: Subject) -> Subject:
     if definition is not None and definition.path.partition is not None:
         raise TableError(
             TableErrorCode.INVALID_PARTITION,
-            f"{subject.name} is a partition: tier its table {definition.path.whole} instead",
+            f"{subject.name} is a partition: it is tiered together with its table {definition.path.whole}",
         )
     if not subject.enabled:
         what, option = _OPTIONS[definition is None]

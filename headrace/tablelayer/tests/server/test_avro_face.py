@@ -313,7 +313,7 @@ def test_r17_3_values_that_nobody_can_read() -> None:
     for value, reason in (
         (b'{"i": 1}', "it is not an Avro value: it begins with 7b 22"),
         (b"", "it begins with nothing"),
-        (b"\0\0\0", "it is no Avro value"),
+        (b"\0\0\0", "it is not an Avro value"),
         (b"\0\0\0\0\x09\x02", "schema 9 is not known"),
         (b"\0\0\0\0\x0a\x02", "number 10 of a registry, but neither the table"),
         (good + b"x", "bytes follow the record"),

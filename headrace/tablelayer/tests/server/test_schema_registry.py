@@ -178,7 +178,7 @@ def test_r17_6_bad_avro_is_named_and_a_silent_registry_is_for_later(tmp_path: Pa
             good = wire(7, {"id": 1, "name": "a"})
             for bad, reason in (
                 (wire(8, {"id": 2, "name": ""})[0], "Schema not found"),
-                ((None, b"{}"), "no Avro value"),
+                ((None, b"{}"), "not an Avro value"),
             ):
                 answer = await produce(table, *good, bad)
                 assert answer.error_code == ErrorCode.INVALID_RECORD

@@ -508,7 +508,7 @@ async def test_r6_10_an_update_sets_columns_of_rows_that_are_there_and_makes_non
             table,
             table.put(("-", {"k": 1, "a": None}), columns=["k", "a"], update=True),
             TableErrorCode.INVALID_ROW,
-            "no deletes",
+            "must not have deletes",
         )
 
 
