@@ -46,7 +46,7 @@ def _catalog_complaint(text: str) -> str | None:
 def _token_complaint(text: str) -> str | None:
     if len(text) >= _TOKEN_LENGTH_MIN:
         return None
-    return f"it is too easy to guess: choose {_TOKEN_LENGTH_MIN} random characters or more"
+    return f"it is too easy to guess: choose {_TOKEN_LENGTH_MIN} characters or more, at random"
 
 
 LAKE_CATALOG_CONFIGS = (

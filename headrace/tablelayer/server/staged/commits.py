@@ -208,7 +208,7 @@ class StagedCommits:
                     return
                 # Rows that do not fit the table are the writer's error; its next commit reports it.
                 level = logging.WARNING if isinstance(error, RowError) else logging.ERROR
-                logger.log(level, "table %s: batch %d of %s is decided but cannot be written: %s",
+                logger.log(level, "table %s: batch %d of %s is decided and cannot be written: %s",
                            definition.path, ledger.batch_id, writer, error)  # fmt: skip
             else:
                 logger.info("table %s: completed batch %d of %s", definition.path, ledger.batch_id, writer)
