@@ -301,7 +301,7 @@ def _overflow(column: Column, given: pa.Array, row: int, function: AggregateFunc
     return RowError(
         row,
         column.name,
-        f"with {given[row].as_py()} the {function} no longer fits into {column.type}; "
+        f"with {given[row].as_py()} the {function} does not fit into {column.type} any more; "
         "nothing of the batch was written",
     )
 
