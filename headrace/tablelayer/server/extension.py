@@ -1,8 +1,8 @@
 """The table extension of the broker: the composition root of the table layer's server side.
 
-Topics with a `table.schema` are tables; all others are left to the broker. Data is under
-`DATA/extensions/tables/<table id>/<bucket>` (key-value stores); everything else is in the topics' logs and in
-the coordination store (`/databases`, `/lake`).
+Topics with a `table.schema` are tables; the broker serves all others. Key-value stores are under
+`DATA/extensions/tables/<table id>/<bucket>`; everything else is in the topics' logs and in the coordination store
+(`/databases`, `/lake`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ logger = logging.getLogger("headrace.tables")
 
 _CHECK_SECONDS = 1.0
 _STAGED_CHECK_SECONDS = 600.0
-"""How often what nobody commits any more is looked for: it is kept for a day, so minutes do not matter."""
+"""Interval between searches for abandoned staged rows. They are kept for a day, so minutes do not matter."""
 _BUCKETS_PER_TURN = 256
 _STAGED_NODES = "/staged"
 _DEFINITION_DOCS = {
@@ -71,8 +71,8 @@ _DEFINITION_DOCS = {
     "table.schema.history": "The table's earlier schemas, in JSON; kept by the server.",
     "table.primary-key": "The columns of the primary key, separated by commas; makes it a primary-key table.",
     "table.bucket-key": "The columns whose hash chooses the bucket, separated by commas.",
-    "table.comment": "What the table is for.",
-    "table.partitioned-by": "The columns whose values make the partition of a row, separated by commas.",
+    "table.comment": "A description of the table.",
+    "table.partitioned-by": "The columns whose values determine a row's partition, separated by commas.",
     "table.partition-of": "The id of the table that the topic is a partition of; given by the server.",
 }
 _BROKER_CONFIGS = (
@@ -85,28 +85,29 @@ _BROKER_CONFIGS = (
         MAX_PARTITIONS_CONFIG,
         ConfigType.INT,
         "1000",
-        "How many partitions one table may have.",
+        "Maximum number of partitions of one table.",
         at_least(1),
     ),
     ConfigKey(
         "auto-partition.check.interval.ms",
         ConfigType.LONG,
         "600000",
-        "How often automatic partitions are looked after: made ahead of time, and dropped when they are old.",
+        "Interval of the maintenance of automatic partitions: they are created ahead of time, and "
+        "dropped when they are old.",
         at_least(1),
     ),
     ConfigKey(
         "table.kv.ttl.check.interval.ms",
         ConfigType.LONG,
         "10000",
-        "How often rows that have outlived 'table.kv.ttl' are deleted.",
+        "Interval at which rows older than 'table.kv.ttl' are deleted, in milliseconds.",
         at_least(1),
     ),
 )
 
 
 class TableExtension:
-    """`broker.extension.Extension`."""
+    """The table layer's `broker.extension.Extension`."""
 
     name = "tables"
 
@@ -115,11 +116,11 @@ class TableExtension:
         self.catalog = Catalog()
         self._checks = TopicChecks(self.catalog)
         self.on_first_table: Callable[[], object] | None = None
-        """Called once, when a table is made or opened after this was set: what tables need can be loaded meanwhile."""
+        """Called once, for the first table that is created or opened; it may load what tables need in the meantime."""
         self.column_grants = ColumnGrants()
         self._lake: LakeRounds | None = None
         self.lake_subjects: LakeSubjects
-        """How far the lake is, also for metrics; there from `start` on."""
+        """The lake's progress, also for metrics; set by `start`."""
         self._services: Services | None = None
         self._scans: SnapshotScans | None = None
         self._process = ProcessApi()
@@ -127,7 +128,7 @@ class TableExtension:
         self._staged_expired_at = 0.0
         self._looked_for_staged = False
         self._gained: set[UUID] = set()
-        """Tables whose first bucket has come here: what was decided about their staged rows is this broker's now."""
+        """Tables whose first bucket this broker now leads: it now decides about their staged rows."""
         self._loading = asyncio.Lock()
         self._handlers: Handlers | None = None
 
@@ -137,11 +138,11 @@ class TableExtension:
         return _BROKER_CONFIGS
 
     def topic_configs(self) -> Sequence[ConfigKey]:
-        """Everything that makes or configures a table; what values mean is checked by `validate_topic`."""
+        """Return all configurations that make or configure a table; `validate_topic` checks their values."""
         definitions = [
             ConfigKey(name, ConfigType.STRING, None, _DEFINITION_DOCS[name]) for name in DEFINITION_CONFIGS
         ]
-        # Without a default here: an option that is not given must not look as if it were, on plain topics.
+        # Without a default: an option that is not set must not look as if it were set on plain topics.
         options = [
             ConfigKey(
                 each.name,
@@ -169,7 +170,7 @@ class TableExtension:
         ]
 
     async def _load_handlers(self) -> Handlers:
-        """In a thread: they need much that a broker without tables goes without."""
+        """Load the handlers in a thread: they import much that a broker without tables does not need."""
         assert self._services is not None
         assert self._lake is not None
         await self._services.run(importlib.import_module, "headrace.tablelayer.server.api.handlers")
@@ -203,7 +204,7 @@ class TableExtension:
         return self._handlers
 
     def judged_as(self, topic: str) -> str:
-        """A partition of a table is judged as the table."""
+        """Return the topic whose rights apply: for a partition, its table."""
         return self.catalog.table_of_partition(topic) or topic
 
     async def validate_topic(self, topic: str, partitions: int, config: Mapping[str, str]) -> dict[str, str]:
@@ -218,7 +219,7 @@ class TableExtension:
         return await self._checks.validate_change(topic, partitions, config)
 
     def replicas_wanted(self, topic: str, config: Mapping[str, str]) -> int | None:
-        """As a table says; as many as its table has, for a partition of one."""
+        """Return the number of replicas that a table sets; for a partition, that of its table."""
         wanted = config.get(TableOptions.replication_factor.name)
         if wanted is not None and wanted.isdigit():
             return int(wanted)
@@ -302,7 +303,7 @@ class TableExtension:
         return LogBucket(self._services, partition)
 
     def replica_hooks(self, follower: Follower, topic: TopicImage) -> ReplicaHooks | None:
-        """The key-value store of a bucket is kept warm; a log table has nothing but its log."""
+        """Return a standby store for a primary-key table; a log table has nothing but its log."""
         assert self._services is not None
         if not (is_table(topic.config) or is_partition(topic.config)):
             return None
@@ -324,11 +325,11 @@ class TableExtension:
         await remove_store(self._services, topic.topic_id, index, with_table=with_topic)
 
     def retention_floor(self, partition: Partition) -> int | None:
-        """A plain topic that is tiered keeps what the lake does not have."""
+        """Return the offset from which the lake lacks a tiered plain topic's records; they are kept."""
         return self.lake_subjects.tiered_offset(partition.topic.topic_id, partition.index)
 
     async def checkpoint(self, folder: Path) -> None:
-        """The key-value stores of primary-key tables, one after the other."""
+        """Copy the key-value stores of primary-key tables into `folder`, one after the other."""
         assert self._services is not None
         metadata = self._services.context.metadata
         if not any(is_table(image.config) or is_partition(image.config) for image in metadata.topics()):
@@ -341,17 +342,17 @@ class TableExtension:
                 await bucket.checkpoint(folder / str(partition.topic.topic_id) / str(partition.index))
 
     async def run(self, context: BrokerContext) -> None:
-        """Now and then: flush stores that were written to long ago, and let go of what nobody continues."""
+        """At intervals: flush stores that were written to long ago, and release abandoned scans and staged rows."""
         assert self._lake is not None
         calendar = Calendar(self.catalog, context, self.lake_subjects.hold)
         keep = context.background.keep
         beside = [
             keep(partial(self._expire_rows, context), "row expiry"),
-            keep(self.catalog.run, "what others change of the databases"),
-            keep(self.column_grants.run, "what others grant of columns"),
+            keep(self.catalog.run, "other brokers' changes of databases"),
+            keep(self.column_grants.run, "other brokers' column grants"),
         ]
         if not context.metadata.is_alone:
-            beside.append(keep(self._lake.run, "how far others have tiered"))
+            beside.append(keep(self._lake.run, "other brokers' tiering progress"))
         try:
             await self._look_after(context, calendar)
         finally:
@@ -360,7 +361,7 @@ class TableExtension:
             await asyncio.gather(*beside, return_exceptions=True)
 
     async def _expire_rows(self, context: BrokerContext) -> None:
-        """Now and then: delete the rows that have outlived their table's `table.kv.ttl`."""
+        """At intervals: delete rows that are older than their table's `table.kv.ttl`."""
         interval_s: float = context.config["table.kv.ttl.check.interval.ms"] / 1000
         while True:
             await asyncio.sleep(interval_s)
@@ -381,12 +382,12 @@ class TableExtension:
                 try:
                     deleted = await bucket.expire_rows()
                 except (KafkaError, TableError) as error:
-                    logger.warning("%s cannot delete rows that are over: %s", bucket.name, error.message)
-                except Exception as error:  # noqa: BLE001 - of one bucket: told
+                    logger.warning("%s cannot delete expired rows: %s", bucket.name, error.message)
+                except Exception as error:  # noqa: BLE001 - logged for this bucket
                     context.background.failed(f"the expiry of rows of {bucket.name}", error)
                 else:
                     if deleted:
-                        logger.debug("%s: %d rows were over", bucket.name, deleted)
+                        logger.debug("%s: deleted %d expired rows", bucket.name, deleted)
 
     async def _look_after(self, context: BrokerContext, calendar: Calendar) -> None:
         assert self._lake is not None
@@ -397,14 +398,15 @@ class TableExtension:
                 self._scans.expire()
             await self._tend_buckets(context)
             if not context.metadata.is_loaded:
-                continue  # recovery takes its time: a table that is not known yet is not a dropped one
+                continue  # recovery takes time: an unknown table is not a dropped one
             await self._forget_dropped(context)
             await self._look_after_staged(context)
             self.lake_subjects.warn_without_lake()
 
     async def _forget_dropped(self, context: BrokerContext) -> None:
-        """What is kept of tables that are gone. The controller does so: another broker may not know a table yet that
-        was just made.
+        """Forget the state of dropped tables.
+
+        Only the controller does this: another broker may not know a new table yet.
         """
         assert self._lake is not None
         if not context.metadata.is_controller:
@@ -417,14 +419,14 @@ class TableExtension:
                 if context.metadata.topic_by_id(table_id) is None:
                     try:
                         await forget(table_id)
-                    except Exception as error:  # noqa: BLE001 - of one table: told
-                        context.background.failed(f"forgetting what was kept of {table_id}", error)
+                    except Exception as error:  # noqa: BLE001 - logged for this table
+                        context.background.failed(f"forgetting the state of table {table_id}", error)
 
     async def _look_after_staged(self, context: BrokerContext) -> None:
-        """Complete commits that a stop has interrupted; now and then forget what nobody will commit."""
+        """Complete commits that a stop interrupted; at intervals forget abandoned staged rows."""
         if self._staged is None:
             if self._looked_for_staged:
-                return  # whoever stages something here loads them
+                return  # a request that stages rows here loads the handlers
             is_left = await context.store.children(_STAGED_NODES)
             self._looked_for_staged = True
             if not is_left:
@@ -450,5 +452,5 @@ class TableExtension:
             try:
                 if not bucket.tend():
                     restless.pop(bucket, None)
-            except Exception as error:  # noqa: BLE001 - of one bucket: told
-                context.background.failed(f"looking after {bucket.name}", error)
+            except Exception as error:  # noqa: BLE001 - logged for this bucket
+                context.background.failed(f"maintenance of {bucket.name}", error)

@@ -1,8 +1,8 @@
-"""Which of a lake's own options a client may give to a table (`iceberg.*`, `paimon.*`).
+"""The lake's own options that a client may set for a table (`iceberg.*`, `paimon.*`).
 
-They reach the tiering job as properties of the lake table, and there say how it is written. Some name folders, or
-classes to load: those are the operator's business. So what may be given is listed here, the options of sizes, of
-compression and of how long snapshots are kept, and the operator may allow more (`datalake.table.options.allowed`).
+They become properties of the lake table, and decide how it is written. Some name folders or classes to load, which only
+the operator may decide. So the allowed options (sizes, compression, retention of snapshots) are listed here; the
+operator may allow more (`datalake.table.options.allowed`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ALLOWED = (
 def _allowed_complaint(names: Iterable[str]) -> str | None:
     for name in names:
         if not name.startswith(_PREFIXES) or name in _PREFIXES:
-            return f"{name} is no option of a lake table: name them iceberg.NAME and paimon.NAME, or iceberg.NAMES.*"
+            return f"{name} is not an option of a lake table: write iceberg.NAME, paimon.NAME, or iceberg.NAMES.*"
     return None
 
 
@@ -50,17 +50,17 @@ LAKE_OPTION_CONFIG = ConfigKey(
     ALLOWED_CONFIG,
     ConfigType.LIST,
     None,
-    "Options of lake tables that clients may give besides those that are harmless, such as "
-    "iceberg.write.object-storage.enabled, or iceberg.encryption.* for all that begin so. Who may create a table then "
-    "decides what they say: where files go, and which classes the tiering job loads.",
+    "Options of lake tables that clients may set, besides those that are always allowed; for example "
+    "iceberg.write.object-storage.enabled, or iceberg.encryption.* for all with that prefix. Clients "
+    "that may create tables then decide where files go and which classes the tiering job loads.",
     _allowed_complaint,
 )
 
 
 def check_lake_options(given: Mapping[str, str], more: Iterable[str] | None) -> None:
-    """For a new table: later they are fixed. `more`: what the operator allows.
+    """Check the lake options of a new table; they are fixed later. `more` is what the operator allows.
 
-    Raises TableError(INVALID_TABLE) for one that clients may not give.
+    Raises TableError(INVALID_TABLE) for an option that clients may not set.
     """
     allowed = (*_ALLOWED, *(more or ()))
     for name, value in given.items():
@@ -69,14 +69,14 @@ def check_lake_options(given: Mapping[str, str], more: Iterable[str] | None) -> 
         if not any(_is_of(name, each) for each in allowed):
             raise TableError(
                 TableErrorCode.INVALID_TABLE,
-                f"option '{name}' cannot be given by clients of this server: it is none of those that are known to be "
-                f"harmless. Its operator can allow it ('{ALLOWED_CONFIG}')",
+                f"option '{name}' cannot be set by clients of this server, because it is not known "
+                f"to be harmless; ask the operator to allow it ('{ALLOWED_CONFIG}')",
             )
         if len(value) > _VALUE_LENGTH_MAX or not value.isprintable():
             raise TableError(
                 TableErrorCode.INVALID_TABLE,
-                f"option '{name}' has {len(value)} characters: {_VALUE_LENGTH_MAX} are the most, and none may be a "
-                "control character",
+                f"option '{name}' has {len(value)} characters; the maximum is {_VALUE_LENGTH_MAX}, without "
+                "control characters",
             )
 
 

@@ -1,7 +1,7 @@
-"""What can be measured of tables: rows written, rows there, the size of their state, snapshots, the lake.
+"""The metrics of tables: rows written, rows stored, sizes, snapshots, the lake.
 
-Everything is read where it is kept anyway; sizes of key-value stores are RocksDB's own counters. The partitions of a
-partitioned table are summed up under the table's name.
+All values are read from existing state; sizes of key-value stores are RocksDB's own counters. The partitions of a
+partitioned table are summed under the table's name.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ TABLES = Metric("headrace_tables", _GAUGE, "Tables.")
 ROWS_WRITTEN = Metric(
     "headrace_table_rows_written_total",
     MetricKind.COUNTER,
-    "Rows written to a table through either face: rows of a log table, keys of a primary-key table.",
+    "Rows written to a table by table clients and Kafka producers: rows of a log table, keys of a "
+    "primary-key table.",
     _TABLE,
 )
 UNREADABLE = Metric(
     "headrace_table_unreadable_batches_total",
     MetricKind.COUNTER,
-    "Batches of a table's log that could not be read and that readers passed over, each counted once by each start.",
+    "Unreadable batches of a table's log that readers skipped, each counted once per start.",
     _TABLE,
 )
-ROWS = Metric("headrace_table_rows", _GAUGE, "Rows that a primary-key table has now.", _TABLE)
+ROWS = Metric("headrace_table_rows", _GAUGE, "Rows of a primary-key table.", _TABLE)
 KV_SIZE = Metric(
     "headrace_table_kv_size_bytes",
     _GAUGE,
-    "Bytes of a primary-key table's key-value stores, in files and in memory.",
+    "Size of a primary-key table's key-value stores in bytes, in files and in memory.",
     _TABLE,
 )
 UNFLUSHED = Metric(
@@ -54,13 +55,13 @@ UNFLUSHED = Metric(
 SNAPSHOT_SIZE = Metric(
     "headrace_table_snapshot_size_bytes",
     _GAUGE,
-    "Bytes of the newest snapshots of a table's buckets.",
+    "Size of the newest snapshots of a table's buckets in bytes.",
     _TABLE,
 )
 SNAPSHOT_AGE = Metric(
     "headrace_table_snapshot_age_seconds",
     _GAUGE,
-    "Seconds since the oldest of the newest snapshots of a table's buckets was taken.",
+    "Seconds since the oldest of the newest snapshots of a table's buckets was created.",
     _TABLE,
 )
 LAKE_LAG = Metric(
@@ -72,7 +73,8 @@ LAKE_LAG = Metric(
 LAKE_LAG_SECONDS = Metric(
     "headrace_lake_lag_seconds",
     _GAUGE,
-    "Age of the oldest record of a tiered table or topic that is not in the lake; 0: it has all.",
+    "Age of the oldest record of a tiered table or topic that is not in the lake; 0 if the lake has all "
+    "records.",
     _TABLE,
 )
 LAKE_COMMITS = Metric(
@@ -84,42 +86,42 @@ LAKE_COMMITS = Metric(
 LAKE_AGE = Metric(
     "headrace_lake_age_seconds",
     _GAUGE,
-    "Seconds since something of a table or topic was committed to the lake.",
+    "Seconds since the last commit of a table or topic to the lake.",
     _TABLE,
 )
 LAKE_FAILURES = Metric(
-    "headrace_lake_failures", _GAUGE, "Tiering rounds in a row that failed since the last commit.", _TABLE
+    "headrace_lake_failures", _GAUGE, "Consecutive failed tiering rounds since the last commit.", _TABLE
 )
 LAKE_MISSING = Metric(
     "headrace_lake_missing",
     _GAUGE,
-    "1 for a table or topic that is to be tiered, never was, and for which the broker has no lake catalog: its log "
-    "never expires.",
+    "1 for a table or topic that is to be tiered, never was, and has no lake catalog in the broker's "
+    "configuration: its log never expires.",
     _TABLE,
 )
 STANDBY_LAG = Metric(
     "headrace_table_standby_lag_records",
     _GAUGE,
-    "Records of buckets that other brokers lead which are replicated and not yet in the key-value stores kept here.",
+    "Replicated records of buckets of other brokers that are not yet in the key-value stores of this broker.",
     _TABLE,
 )
 STANDBY_ROWS = Metric(
     "headrace_table_standby_rows_total",
     MetricKind.COUNTER,
-    "Changes that were put into the key-value stores kept here of buckets which other brokers lead.",
+    "Changes of buckets of other brokers that were applied to the key-value stores of this broker.",
     _TABLE,
 )
 STANDBY_LOOKUPS = Metric(
     "headrace_table_standby_lookups_total",
     MetricKind.COUNTER,
-    "Lookups in a bucket, of keys or of prefixes, that were answered here though another broker leads it.",
+    "Lookups of keys or prefixes in buckets of other brokers that this broker answered.",
     _TABLE,
 )
 REFUSED = Metric(
     "headrace_table_refused_records_total",
     MetricKind.COUNTER,
-    "Records for a table that were refused, by the error's name, or are `dead-letter`s; of a batch that was refused "
-    "whole its first bad one.",
+    "Refused records of a table, by the error's name, or `dead-letter`; a batch that is refused whole "
+    "counts its first bad record.",
     ("table", "reason"),
 )
 TABLE_METRICS: Final = (
@@ -129,7 +131,7 @@ TABLE_METRICS: Final = (
 
 
 class TableCollector:
-    """Collects them (`broker.metrics.model`)."""
+    """Collects the metrics of tables (`broker.metrics.model`)."""
 
     def __init__(
         self,

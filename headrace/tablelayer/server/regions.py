@@ -1,4 +1,4 @@
-"""What a region of a table's log consists of."""
+"""The batches in a region of a table's log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def headers_of(region: FileRegion) -> Iterator[tuple[int, BatchHeader]]:
-    """Position and header of each batch of a region of whole batches. Blocking."""
+    """Yield position and header of each batch of a region of whole batches. Blocking."""
     position = 0
     while position < region.size:
         header = read_header(region.read_at(position, ARROW_HEADER_SIZE))

@@ -1,6 +1,6 @@
-"""Room in an answer: how many bytes of rows it may still take, counted before they are made.
+"""Room in an answer: how many bytes of rows still fit, counted before they are encoded.
 
-As with Kafka's fetches (KIP-74) the first row of an answer always has room, so that who asks for the rest gets on.
+As in Kafka's fetches (KIP-74), the first row of an answer always fits, so that a reader of the rest advances.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ Value = TypeVar("Value", bound="bytes | None")
 
 
 class Room:
-    """Of one bucket's part of an answer. Used by one thread at a time."""
+    """The room of one bucket's part of an answer. Used by one thread at a time."""
 
     def __init__(self, max_bytes: int, cost: RowCost, *, must: bool = True) -> None:
-        """`cost`: of a row where it is decoded. `must`: the first row has room however large it is."""
+        """Create the room. `cost` is the memory of a decoded row. With `must`, the first row fits whatever its size."""
         self.max_bytes = max_bytes
         self.cost = cost
         self.must = must
         self.used = 0
         self.is_full = False
-        """Whether a row was turned away."""
+        """Whether a row did not fit."""
 
     def again(self) -> Room:
-        """The same room, empty."""
+        """Return the same room, empty."""
         return Room(self.max_bytes, self.cost, must=self.must)
 
     def admits(self, value: bytes | None) -> bool:
-        """Take in a stored row, or the nulls that stand for none."""
+        """Add a stored row, or None for an absent one, if it fits; return whether it did."""
         size = self.cost.stored(value)
-        if self.used + size <= self.max_bytes:  # a call less for each row of an answer
+        if self.used + size <= self.max_bytes:  # saves a call for each row of an answer
             self.used += size
             return True
         return self.takes(size)
 
     def takes(self, size: int, rows: int = 1) -> bool:
-        """Take in rows of a size in Arrow's form, all or none of them."""
+        """Add rows of `size` bytes in Arrow's form, all or none; return whether they fitted."""
         if self.used + size > self.max_bytes and (self.used or not self.must or rows > 1):
             self.is_full = True
             return False
@@ -46,7 +46,7 @@ class Room:
         return True
 
     def those_that_fit(self, values: Iterable[Value]) -> list[Value]:
-        """The first of the values, as many as there is room for; no more are asked for than one behind them."""
+        """Return the first values, as many as fit; at most one more is consumed."""
         fitting: list[Value] = []
         for value in values:
             if not self.admits(value):

@@ -1,4 +1,4 @@
-"""What the buckets of a process share: the broker's context, memory, caches and the budget of writes."""
+"""Objects that the buckets of a process share: the broker's context, memory, caches and the budget of writes."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 _PAUSE_SECONDS_MAX = 0.05
-_TRANSCODED_AT_ONCE = 2  # half of the threads are for others
+_TRANSCODED_AT_ONCE = 2  # the other half of the threads is for other work
 
 
 def table_of(topic: TopicImage) -> UUID:
-    """The whole table whose topic this is, or one of whose partitions it is."""
+    """Return the id of the whole table, for its own topic or for a partition's."""
     table = topic.config.get(PARTITION_OF_CONFIG)
     return topic.topic_id if table is None else UUID(table)
 
 
 class WriteBudget:
-    """Bytes of writes that are queued or not stored yet (R1.6). Used on the event loop only."""
+    """The number of bytes of writes that are queued or not stored yet (R1.6). Runs on the event loop."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.used = 0
 
     def reserve(self, size: int) -> None:
-        """Raises TableError(BUFFER_EXHAUSTED), which may be retried; a single write is always admitted."""
+        """Add a write. Raises TableError(BUFFER_EXHAUSTED), which is retriable; a single write always fits."""
         if self.used and self.used + size > self.max_bytes:
             raise TableError(
                 TableErrorCode.BUFFER_EXHAUSTED,
@@ -70,7 +70,7 @@ class WriteBudget:
 
 
 class SnapshotConfig(msgspec.Struct, frozen=True):
-    """`files` None: no snapshots are taken."""
+    """The configuration of snapshots; with `files` None, none are taken."""
 
     files: RemoteFiles | None
     interval_seconds: float
@@ -78,7 +78,7 @@ class SnapshotConfig(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, context: BrokerContext) -> SnapshotConfig:
-        """Raises ConfigError when the place cannot be used."""
+        """Return the configuration. Raises ConfigError if the directory cannot be used."""
         config = context.config
         interval = snapshot_interval_ms(config[SNAPSHOT_INTERVAL]) / 1000
         if not interval:
@@ -92,7 +92,7 @@ class SnapshotConfig(msgspec.Struct, frozen=True):
 
 
 def snapshot_interval_ms(text: str) -> int:
-    """0 for never. Raises ValueError."""
+    """Return the interval in milliseconds; 0 means never. Raises ValueError."""
     return 0 if text.strip() == "0" else parse_duration_ms(text)
 
 
@@ -100,7 +100,7 @@ def _interval_complaint(text: str) -> str | None:
     try:
         snapshot_interval_ms(text)
     except ValueError as error:
-        return f"{error}; 0 takes none"
+        return f"{error}; 0 takes no snapshots"
     return None
 
 
@@ -112,22 +112,23 @@ SNAPSHOT_CONFIGS = (
         SNAPSHOT_INTERVAL,
         ConfigType.STRING,
         "10 min",
-        "How often the state of each bucket of a primary-key table is copied, if it has changed; 0 for never.",
+        "Interval between snapshots of each bucket of a primary-key table, taken if it has changed; 0 "
+        "for never.",
         _interval_complaint,
     ),
     ConfigKey(
         SNAPSHOTS_RETAINED,
         ConfigType.INT,
         "2",
-        "How many snapshots of a bucket are kept. The bucket's log is kept from the oldest one on.",
+        "Number of snapshots of a bucket that are kept. The bucket's log is kept from the oldest one on.",
         at_least(1),
     ),
     ConfigKey(
         SNAPSHOT_DIRECTORY,
         ConfigType.STRING,
         None,
-        "Where snapshots are kept: a directory or a URL (file, s3, gs, abfs, hdfs, or any that fsspec knows where "
-        "it is installed). Without it a folder in the data directory.",
+        "Directory or URL of snapshots (file, s3, gs, abfs, hdfs, or any other that an installed fsspec "
+        "supports). The default is a folder in the data directory.",
     ),
 )
 
@@ -135,32 +136,33 @@ BLOCK_CACHE_CONFIG = ConfigKey(
     "kv.block.cache.bytes",
     ConfigType.LONG,
     str(BLOCK_CACHE_BYTES),
-    "Memory for what was read last of the states of primary-key tables, all of them together. Updates and lookups of "
-    "keys all over a state that is larger read the disk, or the system's cache of it, and decompress.",
+    "Size of the cache for the states of all primary-key tables together, in bytes. Updates and lookups "
+    "of random keys in a larger state read from the disk or from the operating system's cache, and "
+    "decompress.",
     at_least(1 << 20),
 )
 
 
 async def _nothing_open(bucket: object) -> None:
-    """No scan was ever opened."""
+    """Do nothing: no scan is open."""
 
 
 async def _nothing_staged(partition: object, broker: int) -> None:
-    """Nothing was ever staged."""
+    """Do nothing: nothing is staged."""
 
 
 class Tended(Protocol):
-    """A bucket that is looked after beside its requests."""
+    """A bucket that needs maintenance beside its requests."""
 
     @property
     def name(self) -> str: ...
 
     def tend(self) -> bool:
-        """Do what is due; whether more will be, without another write."""
+        """Do what is due; return whether more will be due without another write."""
 
 
 class KeptStore(Protocol):
-    """A store that is kept up for a bucket which another broker leads."""
+    """A standby store of a bucket that another broker leads."""
 
     directory: Path
 
@@ -176,23 +178,23 @@ class KeptStore(Protocol):
         *arguments: Any,
         quick: Callable[..., Result | None] | None = None,
     ) -> tuple[Result, tuple[int, int]]:
-        """What `work(store, ...)` gives, how stale that is at most in ms, and the changelog's offset that it has."""
+        """Return `work(store, ...)`, with its maximum staleness in milliseconds and the end offset of its changelog."""
 
     def read_at_once(
         self, staleness_ms_max: int, quick: Callable[..., Result | None], *arguments: Any
     ) -> tuple[Result, tuple[int, int]] | None: ...
 
     async def checkpoint(self, path: Path) -> None:
-        """Make `path` the store as it is; nothing if there is none."""
+        """Copy the store to the new folder `path`; do nothing without a store."""
 
     async def release(self) -> KeyValueStore | None:
-        """The store, for whoever goes on with it."""
+        """End, and return the store for its next owner."""
 
     async def close(self) -> None: ...
 
 
 class Services:
-    """`tiered_offset(table id, bucket)`: how far the lake has a bucket, None if the table is not tiered."""
+    """See the module. `tiered_offset(table id, bucket)` is the lake's end offset of a bucket; None if not tiered."""
 
     def __init__(
         self,
@@ -215,13 +217,13 @@ class Services:
         self.snapshot_config = SnapshotConfig.of(context)
         self.registries = SchemaRegistries(context.config, context.clock, context.threads)
         self.store_disk: Disk = SystemDisk()
-        """Where key-value stores are: RocksDB has its files by itself, on the system's disk, whatever the broker's."""
+        """The disk of key-value stores: RocksDB uses the system's disk, whatever disk the broker uses."""
         self.give_staged: Callable[[Partition, int], Awaitable[None]] = _nothing_staged
-        """Has another broker keep all that is staged for a bucket that this one leads."""
+        """Has another broker keep all staged chunks of a bucket that this broker leads."""
         self.release_scans: Callable[[object], Awaitable[None]] = _nothing_open
-        """Ends the snapshot scans of a bucket, whose store is about to be closed."""
+        """Ends the snapshot scans of a bucket whose store will be closed."""
         self.restless: dict[Tended, None] = {}
-        """Buckets that were written to since they were looked after last."""
+        """Buckets with writes since their last maintenance."""
         self.standbys: dict[tuple[UUID, int], KeptStore] = {}
         """Stores of buckets that other brokers lead, by table (or partition) and bucket."""
         self._background: Executor | None = None
@@ -230,16 +232,17 @@ class Services:
 
     @property
     def staged_directory(self) -> Path:
-        """Of rows that are staged and not committed; a folder for each table that has some."""
+        """The folder of staged, uncommitted rows; it has a folder for each table with such rows."""
         return self.directory / "staged"
 
     def has_staged(self, topic: TopicImage) -> bool:
-        """Whether anything is staged for the table that a bucket is of."""
+        """Return whether anything is staged for a bucket's table."""
         return self.context.disk.is_directory(self.staged_directory / str(table_of(topic)))
 
     @property
     def memory(self) -> SharedMemory:
-        """Made with the first primary-key table: RocksDB is loaded for nobody who has none."""
+        """The memory that RocksDB's stores share, created with the first primary-key table: until then RocksDB is not
+        loaded."""
         if self._memory is None:
             from headrace.tablelayer.server.store.kv import SharedMemory
 
@@ -255,8 +258,11 @@ class Services:
     def snapshots_of(
         self, table_id: UUID, bucket: int, *, replicated: bool = False
     ) -> BucketSnapshots | None:
-        """None when snapshots are switched off. Each broker that leads a replicated bucket has snapshots of its own:
-        nobody writes where another one may still be writing."""
+        """Return a bucket's snapshots; None if snapshots are off.
+
+        Each leader of a replicated bucket has its own snapshots, so that no broker writes where another one may still
+        write.
+        """
         from headrace.tablelayer.server.store.snapshots import BucketSnapshots
 
         config = self.snapshot_config
@@ -266,15 +272,17 @@ class Services:
         return BucketSnapshots(config.files, table_id, bucket, config.kept, self.store_disk, owner)
 
     async def background(self, work: Callable[..., Result], *arguments: Any) -> Result:
-        """Call work that may take minutes, one at a time, while the broker's executor does what clients wait for."""
+        """Run work that may take minutes, one at a time, outside of the executor that serves clients."""
         if self._background is None:
             self._background = self.context.threads.pool(1, "table-snapshots")
         return await asyncio.get_running_loop().run_in_executor(self._background, work, *arguments)
 
     async def open_store(self, work: Callable[..., Result], *arguments: Any) -> Result:
-        """Call work that opens a key-value store. RocksDB's binding keeps the interpreter to itself meanwhile, some
-        milliseconds long: one at a time, and while clients are served a pause as long as the work after each, so that
-        thousands of stores that are opened together leave half of the time to everybody else.
+        """Run work that opens a key-value store.
+
+        RocksDB's binding holds the interpreter lock meanwhile, for some milliseconds. So stores are opened one at a
+        time. While clients are served, a pause as long as the work follows each one, so that thousands of stores leave
+        half of the time to other work.
         """
         if self._opening is None:
             self._opening = self.context.threads.pool(1, "table-stores")
@@ -285,14 +293,17 @@ class Services:
     async def run_on(
         self, region: FileRegion, partition: Partition, work: Callable[..., Result], *arguments: Any
     ) -> Result:
-        """Call work that reads a region of a partition's log: what is in remote storage in a thread that may wait for
-        the network. Raises KafkaError when that fails."""
+        """Run work that reads a region of a partition's log. Remote regions are read in a thread that may wait for the
+        network.
+
+        Raises KafkaError if that fails.
+        """
         if isinstance(region, RemoteRegion) and partition.remote is not None:
             return await partition.remote.run(work, *arguments)
         return await self.run(work, *arguments)
 
     def run(self, work: Callable[..., Result], *arguments: Any) -> asyncio.Future[Result]:
-        """Call blocking work in the broker's executor."""
+        """Run blocking work in the broker's executor."""
         return asyncio.get_running_loop().run_in_executor(self.context.executor, work, *arguments)
 
 

@@ -1,7 +1,7 @@
-"""Stored rows as one Arrow message, in two calls of kernels whatever the number of columns.
+"""Stored rows as one Arrow message, by two kernel calls for any number of columns.
 
-The first looks at every row that is there and says where the buffers of the message will lie, the second fills them:
-no array is made for a column, which is what few rows cost. Nested columns are left to `stored.decode_rows`.
+The first call examines every row and computes the positions of the message's buffers; the second fills them. No array
+is made for a column, which would dominate the cost of few rows. Nested columns are left to `stored.decode_rows`.
 """
 
 from __future__ import annotations
@@ -44,12 +44,15 @@ _NO_BYTES: Final = sealed(np.zeros(1, np.uint8))
 _DATA_MAX: Final = (1 << 31) - 1
 _KNOWN_MAX: Final = 256
 _FEW: Final = 64
-"""Up to here they are joined sooner than made an array of."""
+"""Maximum number of values for which joining is faster than building an array."""
 
 
 class _Plan(msgspec.Struct, frozen=True):
-    """`columns`, int64[n, 4]: of each column the number of its null bit, where its slot is, how wide (0: a text or
-    bytes, -1: a boolean), and the slot of the variable column before it (-1: none)."""
+    """The layout of a message.
+
+    `columns`, int64[n, 4], has for each column the number of its null bit, the position of its slot, its width (0: a
+    text or bytes, -1: a boolean), and the slot of the variable column before it (-1: none).
+    """
 
     size: int
     columns: Table
@@ -57,7 +60,7 @@ class _Plan(msgspec.Struct, frozen=True):
 
 
 _known: dict[tuple[int, tuple[int, ...] | None], tuple[Schema, _Plan | None]] = {}
-"""By the identity of a schema, which is kept for it: to hash one takes longer than a few rows."""
+"""Plans by the identity of a schema, which is kept with its plan: hashing a schema takes longer than a few rows."""
 
 
 def message_of(
@@ -66,11 +69,11 @@ def message_of(
     columns: Sequence[int] | None = None,
     order: Indices | None = None,
 ) -> memoryview | None:
-    """The message (`batches/ipc.py`) of these columns (positions, ascending; None: all) of stored rows, a row of nulls
-    for each None; None if that is not for kernels: a nested column, or a row of another schema.
+    """Return the message (`batches/ipc.py`) of these columns (ascending positions; None: all) of stored rows.
 
-    `order`: which of the values each row is of, instead of one after the other. Raises DecodeError for a damaged row,
-    ValueError for 2 GiB of texts in a column.
+    A None value becomes a row of nulls. `order` has the index of each row's value; None: in order. Returns None if
+    kernels cannot do it: a nested column, or a row of another schema. Raises DecodeError for a damaged row, ValueError
+    for 2 GiB of texts in a column.
     """
     if len(values) > _FEW:
         return message_of_arrays([pa.array(values, pa.binary())], schema, columns, order)
@@ -87,7 +90,7 @@ def message_of_arrays(
     columns: Sequence[int] | None = None,
     order: Indices | None = None,
 ) -> memoryview | None:
-    """The same of the values of arrays, one array behind the other."""
+    """Return the message of the values of arrays, one array after another."""
     addresses, sizes = [], []
     for array in arrays:
         offsets, data = variable_values(array)
@@ -109,7 +112,7 @@ def _message(
     columns: Sequence[int] | None,
     order: Indices | None,
 ) -> memoryview | None:
-    """Of rows that lie at these addresses, in memory that the caller keeps; length -1: there is none."""
+    """Return the message of rows at these addresses, in memory that the caller keeps; a length of -1 means no row."""
     plan = _plan_of(schema, columns)
     if plan is None:
         return None
@@ -173,12 +176,12 @@ def _reason(kind: int, length: int) -> str:
 
 
 def is_loaded() -> bool:
-    """Whether the kernels are there: else the first call loads them, or compiles them, which takes a second."""
+    """Return whether the kernels are loaded; otherwise the first call loads or compiles them, which takes a second."""
     return bool(_fill.overloads)
 
 
 def warm() -> None:
-    """Compile the kernels (or load them from the cache)."""
+    """Compile the kernels, or load them from the cache."""
     from headrace.tablelayer.model.rows.stored import encode_rows
     from headrace.tablelayer.model.types.column_types import BIGINT, STRING
 
@@ -197,8 +200,10 @@ def _measure(
     nodes: Table,
     buffers: Table,
 ) -> int:
-    """Check the rows, and say in `nodes` (values, nulls) and `buffers` (position, length) what their columns take. The
-    size of the body; or below 0 what is wrong with which row: -(8 * row + kind)."""
+    """Check the rows, and compute `nodes` (values, nulls) and `buffers` (position, length) of their columns.
+
+    Return the size of the body, or -(8 * row + kind) for a bad row.
+    """
     count = len(addresses)
     for column in range(len(columns)):
         nodes[column, 0] = count
@@ -264,7 +269,7 @@ def _fill(
     buffers: Table,
     out: Bytes,
 ) -> None:
-    """Fill the buffers of a body of zeros from rows that `_measure` has found sound."""
+    """Fill the buffers of a body of zeros from rows that `_measure` has checked."""
     count, body = len(addresses), out.ctypes.data
     buffer = 0
     for column in range(len(columns)):

@@ -1,1 +1,1 @@
-"""From a message of the table extension to the catalog, the buckets or the lake, and back."""
+"""Handlers of the table extension's requests; they call the catalog, the buckets and the lake."""

@@ -1,4 +1,4 @@
-"""Databases and tables, from a message to the catalog and back."""
+"""Handlers of requests about databases and tables."""
 
 from __future__ import annotations
 
@@ -126,6 +126,6 @@ class CatalogHandlers:
         return m.AlterTableResponse(definition=await self._services.run(definition.to_json))
 
     def _require_visible(self, context: RequestContext, database: str) -> None:
-        """Raise KafkaError for a database of which the caller may see nothing, whether it exists or not."""
+        """Raise KafkaError if the caller may see nothing of a database, whether it exists or not."""
         if not self._rights.may_see_database(context, database):
             self._rights.require_on_database(context, Operation.DESCRIBE, database)

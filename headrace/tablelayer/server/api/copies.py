@@ -1,4 +1,4 @@
-"""Stores of buckets for other replicas of them, from a message to the store and back."""
+"""Handlers of requests for copies of a bucket's store, which other replicas make."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """The table extension's APIs: one row each, with its messages, its handler, its rights and its quota.
 
-The rows are in one table, by the module of their handlers, and not in those modules: a handler's module is loaded when
-the first request comes, and a broker declares its APIs before that (`handlers.py`).
+The rows are here and not in the modules of the handlers: a broker declares its APIs at its start, and the modules are
+loaded with the first request (`handlers.py`).
 
-A handler takes the request's context and the request. An error of a whole request is in the response's own fields; an
-error of a bucket is in that bucket's part, and the other parts of the request are served all the same. A write with
-acks=0 has no answer, and an error closes the connection, as in Kafka (`write.py`).
+A handler takes the request's context and the request. An error of the whole request is in the response's own fields. An
+error of a bucket is in that bucket's part; the other parts are served. A write with acks=0 has no answer, and an error
+closes the connection, as in Kafka (`write.py`).
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ PRODUCER, CONSUMER, MUTATION = Quota.PRODUCER, Quota.CONSUMER, Quota.MUTATION
 
 
 Later = Callable[[], Awaitable[Any]]
-"""The rest of a request that has to wait: called once, and awaited."""
+"""The part of a request that has to wait: called once, and awaited."""
 
 
 class Api(msgspec.Struct, frozen=True):
-    """A row: the messages of an API, its handler, the rights that it asks for, and the quota that it is charged to."""
+    """A row: an API's messages, its handler, the rights that it needs, and the quota that it is charged to."""
 
     request: type[ApiMessage]
     response: type[m.TableResponse]
@@ -70,10 +70,10 @@ def api(
     at_once: bool = False,
     cancel_on_disconnect: bool = False,
 ) -> Api:
-    """Return a row. The handler itself checks `topic` and `cluster`; the dispatcher checks `whole`, on the cluster.
+    """Return a row. The handler itself checks `topic` and `cluster`; the dispatcher checks `whole` on the cluster.
 
-    A handler returns an awaitable of the response. With `at_once` it returns the response, or `Later`: most of these
-    requests need neither a task nor a turn of the event loop.
+    A handler returns an awaitable of the response. With `at_once` it returns the response or `Later`, because most of
+    these requests need neither a task nor a turn of the event loop.
     """
     response = getattr(m, f"{request.__name__.removesuffix('Request')}Response")
     authorize = within(topic=topic, cluster=cluster) if whole is None else on_cluster(whole)
@@ -103,7 +103,7 @@ APIS: Final = (
     # read.py
     api(m.LookupRequest, lambda by: by.read.lookup, topic=(READ, WRITE), charged=CONSUMER, at_once=True),
     api(m.PrefixLookupRequest, lambda by: by.read.prefix_lookup, topic=READ, charged=CONSUMER),
-    # A scan at the end of the log only waits; its answer is of no use once the client is gone.
+    # A scan at the end of the log only waits; its answer is useless once the client is gone.
     api(m.ScanLogRequest, lambda by: by.read.scan_log, topic=READ, charged=CONSUMER, cancel_on_disconnect=True),
     api(m.LimitScanRequest, lambda by: by.read.limit_scan, topic=READ, charged=CONSUMER, at_once=True),
     api(m.CountRowsRequest, lambda by: by.read.count_rows, topic=READ, charged=CONSUMER),
@@ -144,14 +144,13 @@ APIS: Final = (
 
 
 class TableApis:
-    """The declarations of all rows, for the handlers of one server."""
+    """The API declarations of one server."""
 
     def __init__(
         self, load: Callable[[], Awaitable[Handlers]], refreshed: Callable[[], Awaitable[bool]]
     ) -> None:
-        """`load` is awaited when the first request comes. `refreshed` reads the changes of other brokers, and returns
-        False where there are none.
-        """
+        """Await `load` when the first request comes. `refreshed` reads other brokers' changes; it returns False if
+        there are none."""
         self._load = load
         self._refreshed = refreshed
         self._handlers: Handlers | None = None
@@ -170,7 +169,7 @@ class TableApis:
                 try:
                     return await (handler(handlers)(context, asked) if begun is None else begun())
                 except TableError as error:
-                    # Another broker may have made it a moment ago, and have answered already.
+                    # Another broker may have created it a moment ago.
                     if error.code not in _NOT_FOUND or not await self._refreshed():
                         raise
                 return await handler(handlers)(context, asked)
@@ -197,7 +196,7 @@ class TableApis:
 
 
 def _waiting(row: Api) -> Callable[[Handlers], Callable[[RequestContext, Any], Any]]:
-    """The handler of a row that may answer at once, as one that always returns an awaitable."""
+    """Return the handler of an `at_once` row as one that always returns an awaitable."""
 
     async def answer(handlers: Handlers, context: RequestContext, asked: Any) -> Any:
         found = row.handler(handlers)(context, asked)

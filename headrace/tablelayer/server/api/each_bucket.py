@@ -1,4 +1,4 @@
-"""What a request asks of its buckets: each is answered, whatever becomes of the others."""
+"""Run a request's work on each of its buckets; a failed bucket does not affect the others."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
 _FAILURE_LENGTH_MAX = 2000
 _BEGUN_TOGETHER = 16
-"""Buckets of a request in one turn of the event loop: some milliseconds."""
+"""Number of a request's buckets that start in one turn of the event loop: some milliseconds."""
 
 
 async def each_bucket(work: Callable[[Asked], Awaitable[Answer]], buckets: Iterable[Asked]) -> list[Answer]:
-    """The answers to what is asked of buckets, in its order. All are under way at once, begun a few at a time: whoever
-    names thousands of buckets does not hold up the event loop."""
+    """Return the results for all buckets, in the order of `buckets`.
+
+    They run concurrently. Only a few start in one turn of the event loop, so that a request for thousands of buckets
+    does not block it.
+    """
     listed = list(buckets)
     if len(listed) == 1:
         return [await work(listed[0])]
@@ -43,7 +46,7 @@ async def each_bucket(work: Callable[[Asked], Awaitable[Answer]], buckets: Itera
 
 
 def check_each_once(definition: TableDefinition, buckets: Sequence[int]) -> None:
-    """Raise TableError for a read that names a bucket twice: it would cost, and be answered, twice."""
+    """Raise TableError if a read names a bucket twice or names more buckets than the table has."""
     if len(set(buckets)) < len(buckets):
         bucket, times = Counter(buckets).most_common(1)[0]
         raise TableError(
@@ -53,12 +56,12 @@ def check_each_once(definition: TableDefinition, buckets: Sequence[int]) -> None
     if len(buckets) > definition.bucket_count:
         raise TableError(
             TableErrorCode.INVALID_TABLE,
-            f"{len(buckets)} buckets of {definition.path} are named, which has {definition.bucket_count}",
+            f"{definition.path} has {definition.bucket_count} buckets, but {len(buckets)} are named",
         )
 
 
 def refuse(answer: BucketAnswer, error: Exception, definition: TableDefinition, bucket: int) -> None:
-    """Say in the answer of one bucket what went wrong there."""
+    """Put the error of one bucket into its answer."""
     if isinstance(error, (TableError, KafkaError)):
         answer.error_code, answer.error_message = int(error.code), error.message
     elif isinstance(error, DecodeError):

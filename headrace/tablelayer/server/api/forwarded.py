@@ -1,6 +1,5 @@
-"""Rows that another broker was sent for a bucket that this one leads, from a message to the bucket and back; what it
-has refused of them, for a dead-letter topic.
-"""
+"""Handlers of requests from other brokers: rows for a bucket that this broker leads, and records for a dead-letter
+topic."""
 
 from __future__ import annotations
 
@@ -29,16 +28,18 @@ class ForwardedHandlers:
         self._held = HeldRows(services)
 
     def _bucket(self, topic: str, bucket: int) -> TableBucket:
-        """Raises KafkaError."""
+        """Return a bucket that this broker leads. Raises KafkaError(NOT_LEADER_OR_FOLLOWER)."""
         hooks: object = self._services.context.partition(topic, bucket).hooks
         if not isinstance(hooks, TableBucket):
-            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"bucket {bucket} of {topic} is not led here")
+            raise KafkaError(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER, f"this broker does not lead bucket {bucket} of {topic}"
+            )
         return hooks
 
     async def prepare(self, context: RequestContext, request: m.PrepareRowsRequest) -> m.PrepareRowsResponse:
         bucket = self._bucket(request.topic, request.bucket)
         if request.schema_id not in bucket.versions():
-            await self._services.context.following.refreshed()  # the table was altered a moment ago
+            await self._services.context.following.refreshed()  # the table may have been altered a moment ago
         schema = bucket.versions().get(request.schema_id)
         rows = await self._services.run(rows_of, request, schema)
         writer = Writer(
@@ -76,7 +77,7 @@ class ForwardedHandlers:
         ):
             raise KafkaError(
                 ErrorCode.NOT_LEADER_OR_FOLLOWER,
-                f"what {bucket.name} had below offset {end} was lost with an earlier leader; send it again",
+                f"{bucket.name}: rows below offset {end} were lost with an earlier leader; send them again",
             )
         await bucket.wait_published(AppendInfo(end - 1, end - 1, -1, 0), request.acks, request.timeout_ms)
         return m.AwaitRowsResponse()
@@ -91,7 +92,7 @@ class ForwardedHandlers:
 
 
 def _of_schema(rows: Operations, schema_id: int, now: TableDefinition) -> Operations:
-    """Decoded by a broker for the table as it knew it."""
+    """Convert rows that another broker decoded with schema `schema_id` to the table's schema `now`."""
     if now.schema.schema_id == schema_id:
         return rows
     return replace(rows, rows=now.versions.conversion(schema_id).of(rows.rows))

@@ -1,7 +1,7 @@
 """The handlers of the table extension's APIs, a class for each group of messages.
 
-They are loaded when the first of them is needed: with them come numba and RocksDB, half of the memory that a broker
-without tables would have.
+They are loaded with the first request: they import numba and RocksDB, which would double the memory of a broker without
+tables.
 """
 
 from __future__ import annotations

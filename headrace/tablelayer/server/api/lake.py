@@ -1,4 +1,4 @@
-"""Tiering rounds, and how far the lake is, from a message to the coordinator of rounds and back."""
+"""Handlers of requests about tiering rounds and the lake's progress."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from headrace.tablelayer.server.services import Services
 logger = logging.getLogger("headrace.tables")
 
 _WORKER_LENGTH_MAX = 200
-"""Of the name of a worker and of what it says it does: a line of a listing."""
+"""Maximum length, in characters, of a worker's name and of its status text: a line of a listing."""
 _FAILURE_LENGTH_MAX = 2000
 
 
@@ -40,19 +40,19 @@ class LakeHandlers:
         self._subjects = subjects
 
     def _check_coordinator(self) -> None:
-        """Raises KafkaError(NOT_CONTROLLER) where another broker gives out rounds."""
+        """Raise KafkaError(NOT_CONTROLLER) if another broker grants rounds."""
         metadata = self._services.context.metadata
         if not metadata.is_alone and not metadata.is_controller:
             raise KafkaError(
                 ErrorCode.NOT_CONTROLLER,
-                f"tiering rounds are given out by the controller, broker {metadata.image.controller_id}",
+                f"only the controller grants tiering rounds: ask broker {metadata.image.controller_id}",
             )
 
     async def ends(self, context: RequestContext, request: DescribeEndsRequest) -> DescribeEndsResponse:
         response = DescribeEndsResponse()
         for end in self._subjects.describe_ends(request.partitions, request.hold_ms / 1000):
             response.partitions.append(end)
-            await asyncio.sleep(0)  # there may be many
+            await asyncio.sleep(0)
         return response
 
     async def begin(self, context: RequestContext, request: m.LakeBeginRequest) -> m.LakeBeginResponse:
@@ -66,7 +66,7 @@ class LakeHandlers:
             subjects = [self._subjects.by_path(path)]
         else:
             subjects = [each for each in self._subjects.all_tiered() if _may(context, Operation.ALTER, each)]
-            if context.api_version == 0:  # it cannot be told of the others
+            if context.api_version == 0:  # version 0 cannot name topics and partitioned tables
                 subjects = [each for each in subjects if _is_simple(each)]
         worker = one_line(request.worker, _WORKER_LENGTH_MAX)
         by_id = {each.table_id: each for each in subjects}
@@ -106,7 +106,7 @@ class LakeHandlers:
         subject = self._tiered(context, request.table_id)
         existing = {place for place, _ in self._subjects.places(subject)}
         offsets = {entry.place: entry.offset for entry in request.offsets}
-        # A partition that was dropped while its rows were tiered is no mistake.
+        # A partition may have been dropped while its rows were tiered.
         unknown = [place for place in offsets if isinstance(place, int) and place not in existing]
         if unknown:
             raise TableError(TableErrorCode.INVALID_TABLE, f"{subject.name} has no bucket {unknown[0]}")
@@ -136,13 +136,13 @@ class LakeHandlers:
         if context.api_version == 0 and subject.definition is not None and subject.definition.is_partitioned:
             raise TableError(
                 TableErrorCode.PARTITION_NEEDED,
-                f"the lake of {subject.name} is described by partition, which this client does not know",
+                f"{subject.name} is partitioned, and its lake is described by partition; use a newer client",
             )
         record = self._lake.state(request.table_id)
         running, trouble = self._lake.round_of(request.table_id), self._lake.trouble(request.table_id)
         clock = self._services.context.clock
         progress = self._subjects.progress(subject, await self._subjects.ends([subject]))
-        # Where the lake is, and what opens it: for those who may read all that is in it, or write it.
+        # The lake's location and credentials: only for principals that may read or write all of its rows.
         may_read = _may(context, Operation.READ, subject) or _may(context, Operation.ALTER, subject)
         return m.DescribeLakeResponse(
             enabled=subject.enabled,
@@ -193,16 +193,19 @@ class LakeHandlers:
                 now_ms = self._services.context.clock.time_ms()
                 entry.round_ms = max(0, now_ms - running.started.time_ms)
             listed.append(entry)
-            await asyncio.sleep(0)  # there may be many
+            await asyncio.sleep(0)
         return m.ListLakeResponse(entries=listed)
 
     def _tiered(self, context: RequestContext, table_id: UUID) -> Subject:
-        """What the caller may tier. Raises KafkaError or TableError, and LAKE_NOT_ENABLED for nobody else."""
+        """Return the tiered subject of an id.
+
+        Raises KafkaError or TableError; LAKE_NOT_ENABLED only if the caller may tier the subject.
+        """
         self._require(context, Operation.ALTER, self._subjects.by_id(table_id))
         return self._subjects.tiered_by_id(table_id)
 
     def _require(self, context: RequestContext, operation: Operation, subject: Subject) -> Subject:
-        """Raises KafkaError, or TableError as of an id that does not exist."""
+        """Return the subject if the caller has the right. Raises KafkaError, or TableError as for an unknown id."""
         if not _may(context, operation, subject):
             if not _may(context, Operation.DESCRIBE, subject):
                 raise no_table_with_id(subject.table_id)
@@ -215,5 +218,5 @@ def _may(context: RequestContext, operation: Operation, subject: Subject) -> boo
 
 
 def _is_simple(subject: Subject) -> bool:
-    """A table without partitions: what the first version of the lake's messages can speak of."""
+    """Return whether a subject is a table without partitions: version 0 of the lake's messages knows no others."""
     return subject.definition is not None and not subject.definition.is_partitioned

@@ -1,4 +1,4 @@
-"""Partitions of a partitioned table, from a message to the catalog and back."""
+"""Handlers of requests about the partitions of partitioned tables."""
 
 from __future__ import annotations
 

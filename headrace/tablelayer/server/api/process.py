@@ -1,5 +1,6 @@
-"""DescribeServer: what the process uses; BeginBackup, HoldBackup: its files as they are at one instant. They are
-answered without anything that tables need.
+"""DescribeServer: the resources that the process uses. BeginBackup, HoldBackup: its files at one instant.
+
+These APIs need nothing of the table extension.
 """
 
 from __future__ import annotations
@@ -83,16 +84,17 @@ class ProcessApi:
 
 @cache
 def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version  # a twentieth of what a server imports
+    # takes a twentieth of a server's import time
+    from importlib.metadata import PackageNotFoundError, version
 
     try:
         return version("headrace")
-    except PackageNotFoundError:  # run from a folder that nobody installed
+    except PackageNotFoundError:  # a source folder, without an installation
         return "unknown"
 
 
 def _memory_bytes() -> int:
-    """Resident; Linux says it."""
+    """Return the resident memory in bytes; -1 where Linux's /proc is missing."""
     try:
         with open("/proc/self/statm", encoding="ascii") as said:
             return int(said.read().split()[1]) * _PAGE_BYTES

@@ -1,4 +1,4 @@
-"""Reading rows, from a message to the buckets and back."""
+"""Handlers of requests that read rows."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from headrace.tablelayer.server.services import KeptStore, Services
 
 Response = TypeVar("Response")
 Later = Callable[[], Awaitable[Response]]
-"""The rest of a request that has to wait."""
+"""The part of a request that has to wait."""
 
 _FIRST_LOOKUP_IN_PARTS = 2
 _FIRST_PREFIX_LOOKUP_IN_PARTS = 1
 _FIRST_LIMIT_SCAN_IN_PARTS = 2
-_QUICK_BUCKETS_MAX = 8  # each takes the event loop for some microseconds
-_BUCKETS_TOGETHER = 4  # as many as there are threads
+_QUICK_BUCKETS_MAX = 8  # each one takes some microseconds of the event loop
+_BUCKETS_TOGETHER = 4  # the number of threads
 
 
 class ReadHandlers:
@@ -45,7 +45,7 @@ class ReadHandlers:
     def lookup(
         self, context: RequestContext, request: m.LookupRequest
     ) -> m.LookupResponse | Later[m.LookupResponse]:
-        """Return the answer to a few keys whose rows are in memory and published; else the rest that has to wait."""
+        """Return the answer for a few keys if the rows are in memory and published; else the part that has to wait."""
         definition = self._targets.read(context, request.table_id)
         check_key_table(definition)
         wanted = reads.Wanted.of(definition, request.schema_id, request.columns)
@@ -91,7 +91,7 @@ class ReadHandlers:
                 else:
                     answer = _looked_up(part, *await source.read(at_most_ms, *asked, quick=quick))
                 _check_whole(whole, room)
-            except Exception as error:  # noqa: BLE001 - of one bucket
+            except Exception as error:  # noqa: BLE001 - reported for this bucket
                 answer = m.LookupResult(bucket=part.bucket)
                 refuse(answer, error, definition, part.bucket)
             return answer
@@ -136,7 +136,7 @@ class ReadHandlers:
                     )
                 _check_whole(whole, room)
                 answer.counts, answer.rows, answer.cursor = found
-            except Exception as error:  # noqa: BLE001 - of one bucket
+            except Exception as error:  # noqa: BLE001 - reported for this bucket
                 refuse(answer, error, definition, part.bucket)
             return answer
 
@@ -152,9 +152,8 @@ class ReadHandlers:
     def limit_scan(
         self, context: RequestContext, request: m.LimitScanRequest
     ) -> m.LimitScanResponse | Later[m.LimitScanResponse]:
-        """Return the first rows of a primary-key table that are in memory and published; else the rest that has to
-        wait.
-        """
+        """Return the first rows of a primary-key table if they are in memory and published; else the part that has to
+        wait."""
         definition = self._targets.read(context, request.table_id)
         if request.filter is not None or not definition.is_primary_key_table:
             return partial(self._read_and_scan, context, definition, request)
@@ -218,7 +217,7 @@ class ReadHandlers:
                 _check_whole(whole, room)
                 answer.rows, answer.has_more = found.rows, found.has_more
                 answer.start_offset = found.start_offset
-            except Exception as error:  # noqa: BLE001 - of one bucket
+            except Exception as error:  # noqa: BLE001 - reported for this bucket
                 refuse(answer, error, definition, index)
             return answer
 
@@ -262,7 +261,7 @@ class ReadHandlers:
                         if wanted.filter is None
                         else await reads.count_matching_log_rows(log, wanted.filter)
                     )
-            except Exception as error:  # noqa: BLE001 - of one bucket
+            except Exception as error:  # noqa: BLE001 - reported for this bucket
                 refuse(answer, error, definition, index)
             return answer
 
@@ -300,9 +299,9 @@ class ReadHandlers:
     def _source(
         self, definition: TableDefinition, index: int, staleness_ms_max: int
     ) -> KeyBucket | KeptStore:
-        """Return the store of a bucket that this broker follows, for a reader that takes stale rows; else the bucket.
+        """Return the standby store of a bucket, if there is one and the reader accepts stale rows; else the bucket.
 
-        Raises KafkaError for a bucket that is not led here.
+        Raises KafkaError if this broker does not lead the bucket.
         """
         standby = None if staleness_ms_max < 0 else self._services.standbys.get((definition.id, index))
         return self._targets.bucket(definition, index, KeyBucket) if standby is None else standby
@@ -315,9 +314,9 @@ class ReadHandlers:
         wanted: reads.Wanted,
         bytes_max: int,
     ) -> list[Answer] | None:
-        """Answer for a few buckets without waiting, together with at most `bytes_max` bytes of rows.
+        """Return the answers for a few buckets without waiting, with at most `bytes_max` bytes of rows together.
 
-        Return None if a bucket has to wait or fails, and where the rights of the caller have to be checked.
+        Returns None if a bucket has to wait or fails, or if the caller's rights have to be checked.
         """
         count = len(buckets)
         if not 0 < count <= _QUICK_BUCKETS_MAX or not context.authorizer.is_open:
@@ -329,12 +328,12 @@ class ReadHandlers:
                 if answer is None:
                     return None
                 answers.append(answer)
-        except Exception:  # noqa: BLE001 - the way that waits meets it again, and tells it
+        except Exception:  # noqa: BLE001 - the path that waits meets and reports the error
             return None
         return answers
 
     def _whole_log(self, definition: TableDefinition, index: int) -> LogBucket:
-        """Return a bucket for a reader that needs all of its rows."""
+        """Return a bucket for a reader that needs all of its rows. Raises KafkaError if its end is not known."""
         bucket = self._targets.bucket(definition, index, LogBucket)
         bucket.check_end_known()
         return bucket
@@ -342,9 +341,9 @@ class ReadHandlers:
     async def _each_with_room(
         self, work: Callable[[Asked, Room], Awaitable[Answer]], buckets: Sequence[Asked], wanted: reads.Wanted
     ) -> list[Answer]:
-        """Answer for each bucket, a few at a time, together with no more bytes than an answer may have.
+        """Return an answer for each bucket; together they fit into the maximum size of an answer.
 
-        The first bucket has room for a row in any case.
+        A few buckets run at a time. The first one has room for at least one row.
         """
         left, cost = self._services.limits.answer_bytes_max, wanted.schema.row_cost
         answers: list[Answer] = []
@@ -371,7 +370,7 @@ class ReadHandlers:
 
 
 def _key_ids(definition: TableDefinition) -> list[int]:
-    """Return the ids of the columns that a reader who names keys, or ranges of them, learns something about."""
+    """Return the ids of the key columns: a reader that names keys or key ranges learns something about them."""
     schema = definition.schema
     return [schema.column(name).id for name in schema.primary_key]
 
@@ -387,10 +386,10 @@ def _looked_up(
 
 
 def _check_whole(whole: bool, room: Room) -> None:
-    """Raise TableError if a reader would take a part of an answer for all of it."""
+    """Raise TableError if the client would take part of an answer for all of it."""
     if whole and room.is_full:
         raise TableError(
             TableErrorCode.ANSWER_TOO_LARGE,
-            f"there is room for {room.max_bytes} bytes of rows in the answer, and there are more: ask for fewer at a "
-            "time, or with a newer client, which asks for the rest by itself",
+            f"the rows take more than the {room.max_bytes} bytes that an answer has room for: ask for fewer rows at a "
+            "time, or use a newer client, which asks for the rest by itself",
         )

@@ -1,4 +1,4 @@
-"""What tables refused, for those who may read them: reasons quote values."""
+"""Handler of ListRefused. It needs READ, because the reasons quote values."""
 
 from __future__ import annotations
 

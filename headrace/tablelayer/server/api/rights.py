@@ -1,4 +1,4 @@
-"""Columns that are granted, from a message to the grants and back."""
+"""Handlers of requests about column grants."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RightsHandlers:
         _check_principal(request.principal)
         if not request.columns:
             raise KafkaError(
-                ErrorCode.INVALID_REQUEST, "no column is named; an ACL for READ is for all of them"
+                ErrorCode.INVALID_REQUEST, "no column is named; to grant all columns, create an ACL for READ"
             )
         columns = [definition.schema.column(name).id for name in request.columns]
         await self._grants.grant(table_id, request.principal, columns)
@@ -56,9 +56,9 @@ class RightsHandlers:
             tables = self._grants.tables()
         found = []
         for table_id in tables:
-            await asyncio.sleep(0)  # there may be many
+            await asyncio.sleep(0)
             if self._catalog.context.metadata.topic_by_id(table_id) is None:
-                continue  # dropped, and about to be forgotten
+                continue  # dropped, not forgotten yet
             definition = self._catalog.by_id(table_id)
             path = definition.path
             if request.database not in (None, path.database):
@@ -78,13 +78,13 @@ class RightsHandlers:
         if definition.path.partition is not None:
             raise TableError(
                 TableErrorCode.INVALID_TABLE,
-                f"{definition.path} is a partition: columns are granted of table {definition.path.whole}",
+                f"{definition.path} is a partition: grant columns of table {definition.path.whole} instead",
             )
         return definition.id, definition
 
 
 def _names(definition: TableDefinition, columns: frozenset[int]) -> list[str]:
-    """In the table's order, without those that have been dropped."""
+    """Return the names of columns by id, in the table's order, without dropped columns."""
     return [column.name for column in definition.schema.columns if column.id in columns]
 
 
@@ -92,7 +92,7 @@ def _check_authorizer(context: RequestContext) -> None:
     if context.authorizer.is_open:
         raise KafkaError(
             ErrorCode.SECURITY_DISABLED,
-            "No Authorizer is configured: everybody may read everything; set authorizer.class.name",
+            "No Authorizer is configured, so all clients may read all columns; set authorizer.class.name",
         )
 
 
@@ -101,5 +101,5 @@ def _check_principal(principal: str) -> None:
     if not (kind and colon and name) or len(principal) > _PRINCIPAL_LENGTH_MAX:
         raise KafkaError(
             ErrorCode.INVALID_REQUEST,
-            f"{principal[:100]!r} is no principal; write type and name, for example User:ann",
+            f"{principal[:100]!r} is not a principal; write type and name, for example User:ann",
         )

@@ -1,4 +1,4 @@
-"""Which snapshots the buckets of a table have, as this broker knows them: nothing is read for it."""
+"""Handler of ListSnapshots: the snapshots that this broker knows, without any read from disk."""
 
 from __future__ import annotations
 

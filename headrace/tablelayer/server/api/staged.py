@@ -1,4 +1,4 @@
-"""Rows handed over first and committed as a whole, from a message to the staging area and back."""
+"""Handlers of requests about staged rows, which are committed as a whole."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class StagedHandlers:
         return m.AbortStagedResponse()
 
     async def count(self, context: RequestContext, request: b.CountStagedRequest) -> b.CountStagedResponse:
-        """Answer the broker that is about to decide, as do the methods below."""
+        """Answer the broker that decides about the commit, as the methods below do."""
         staged = await self._staged.chunks.count(
             request.table_id, request.writer, request.batch_id, request.attempts
         )

@@ -33,7 +33,7 @@ class Targets:
         return _with_rows(self._rights.by_id(context, Operation.WRITE, table_id))
 
     def read(self, context: RequestContext, table_id: UUID) -> TableDefinition:
-        """Return a table of which the caller may read some columns; `check_columns` says which."""
+        """Return a table of which the caller may read some columns. `check_columns` checks the requested ones."""
         return _with_rows(self._rights.readable_by_id(context, table_id))
 
     def check_columns(
@@ -53,7 +53,8 @@ class Targets:
 
     @staticmethod
     def check_replicas(definition: TableDefinition, bucket: TableBucket) -> None:
-        """Raise KafkaError(NOT_ENOUGH_REPLICAS) for a write with acks=all, before the append (R11)."""
+        """Raise KafkaError(NOT_ENOUGH_REPLICAS) if a write with acks=all has too few replicas in sync, before the
+        append (R11)."""
         partition = bucket.partition
         needed, there = partition.needed_in_sync, partition.in_sync_count
         if there < needed:
@@ -70,13 +71,13 @@ def _with_rows(definition: TableDefinition) -> TableDefinition:
         raise TableError(
             TableErrorCode.PARTITION_NEEDED,
             f"table {definition.path} is partitioned: its rows are read and written by partition, "
-            f"such as {definition.path}.{'.'.join(definition.partition_keys)}; this client does not know how",
+            f"such as {definition.path}.{'.'.join(definition.partition_keys)}; use a newer client",
         )
     return definition
 
 
 def client_of(context: RequestContext) -> str:
-    """Return the owner of scans and limits: the host of an anonymous client, else the principal on a host."""
+    """Return the owner of scans and limits: the host of an anonymous client, else principal@host."""
     if context.principal == ANONYMOUS:
         return context.client_host
     return f"{context.principal}@{context.client_host}"

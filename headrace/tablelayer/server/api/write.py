@@ -1,4 +1,4 @@
-"""Writing rows, from a message to the buckets and back."""
+"""Handlers of requests that write rows."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class WriteHandlers:
         kind: type[Bucket],
         write: Callable[[Bucket, memoryview], Awaitable[AppendInfo]],
     ) -> list[m.WrittenBucket]:
-        """Write the rows of each bucket; return where they are, or the error, by bucket."""
+        """Write the rows of each bucket; return the offsets or the error, by bucket."""
         acks = request.acks
         if acks not in (-1, 0, 1):
             raise KafkaError(
@@ -87,7 +87,7 @@ class WriteHandlers:
                 if acks == -1:
                     self._targets.check_replicas(definition, bucket)
                 info = await write(bucket, part.batch)
-            except Exception as error:  # noqa: BLE001 - of one bucket: the others have their own answers
+            except Exception as error:  # noqa: BLE001 - reported for this bucket
                 refuse(answer, error, definition, part.bucket)
             else:
                 answer.base_offset, answer.end_offset = info.base_offset, info.last_offset + 1
@@ -101,7 +101,7 @@ class WriteHandlers:
 async def _if_asked_for(
     request: m.AppendRowsRequest | m.PutRowsRequest, answer: Awaitable[Answer]
 ) -> Answer | None:
-    """Return the answer; with acks=0 there is none, and an error closes the connection."""
+    """Return the answer; None with acks=0, where an error closes the connection."""
     if request.acks != 0:
         return await answer
     try:

@@ -1,1 +1,1 @@
-"""A partition of a table: writing, publishing, replay."""
+"""The buckets of tables: writing, publishing, replay."""

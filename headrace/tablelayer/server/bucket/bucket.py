@@ -1,7 +1,7 @@
-"""A bucket of a table as the broker sees it: what log tables and primary-key tables have in common.
+"""A bucket of a table as the broker sees it: the base of log buckets and primary-key buckets.
 
-Here is the Kafka face (fetch and produce); how rows get into the log is the subclasses' own. Everything is
-called on the event loop; what blocks or takes long goes to the executor, once per batch.
+This module has the Kafka view (fetch and produce). Subclasses define how rows get into the log. All methods run on the
+event loop; blocking or long work goes to the executor, once per batch.
 """
 
 from __future__ import annotations
@@ -50,16 +50,19 @@ logger = logging.getLogger("headrace.tables")
 
 Decode = Callable[[TableDefinition, kafka_face.Opened], Operations]
 _ADDED_TIMES_MAX = 4
-"""Of one batch: its records may have fields that are found one after the other, and others may alter the table too."""
+"""Maximum number of times that one batch adds columns: its records' fields may be found one after another, and other
+requests may alter the table too."""
 _UNREADABLE_TOLD_MAX = 10_000
 _MERGES_REFUSED_MAX = 100
-"""Records of a batch that only a merge can refuse: each costs a write that is begun anew."""
+"""Maximum number of a batch's records that only a merge can refuse: each one costs another attempt to write the batch.
+"""
 _REASON_LENGTH_MAX = 500
-_EXPANSION = 4  # JSON is at least so much larger than stored Arrow; an underestimate only costs another fetch
+# JSON is at least this much larger than stored Arrow; an underestimate only costs another fetch
+_EXPANSION = 4
 
 
 class TableBucket:
-    """See the module. One per partition of a table's topic."""
+    """One partition of a table's topic (see the module)."""
 
     def __init__(self, services: Services, partition: Partition) -> None:
         self.services = services
@@ -73,13 +76,13 @@ class TableBucket:
 
     @property
     def definition(self) -> TableDefinition:
-        """The table as it is now: it can be altered. May be asked from any thread."""
+        """The table's definition now (it can be altered). Thread-safe."""
         topic, definition = self._known
-        if definition.path.partition is not None:  # its table's topic says what it is
+        if definition.path.partition is not None:  # the table's topic has the definition
             try:
                 return self.services.catalog.definition(self.partition.topic)
             except TableError:
-                return definition  # the table is gone, and this is about to go
+                return definition  # the table is gone, and this partition will go too
         if self.partition.topic is not topic:
             topic = self.partition.topic
             definition = self.services.catalog.definition(topic)
@@ -87,12 +90,12 @@ class TableBucket:
         return definition
 
     def versions(self) -> SchemaVersions:
-        """The table's schemas as they are now. Asked after rows were read, it has all that they may have."""
+        """Return the table's schemas now. Called after a read, it covers all schemas that the rows may have."""
         return self.definition.versions
 
     @property
     def rows_written(self) -> int:
-        """Since the bucket was opened: rows of a log table, keys that were written of a primary-key table."""
+        """Rows (log table) or keys (primary-key table) written since the bucket was opened."""
         return self.partition.traffic.records_in
 
     @property
@@ -100,19 +103,21 @@ class TableBucket:
         return f"table {self.definition.path} bucket {self.partition.index}"
 
     def unreadable(self, header: BatchHeader, error: Exception) -> None:
-        """A reader passes over a batch that it cannot read: it was taken in before there were checks, or is damaged.
-        Told once a batch. May be called from any thread."""
+        """Note and log, once per batch, that readers skip a batch which they cannot read. Thread-safe.
+
+        Such a batch is damaged, or was accepted before there were checks.
+        """
         if header.base_offset in self._unreadable or len(self._unreadable) >= _UNREADABLE_TOLD_MAX:
             return
         self._unreadable.add(header.base_offset)
         logger.error(
-            "%s: the batch at offsets %d to %d cannot be read, readers pass over it: %s",
+            "%s: the batch at offsets %d to %d cannot be read; readers skip it: %s",
             self.name, header.base_offset, header.next_offset - 1, error,
         )  # fmt: skip
 
     @property
     def unreadable_batches(self) -> int:
-        """Found since the bucket was opened, each counted once."""
+        """Number of unreadable batches found since the bucket was opened, each counted once."""
         return len(self._unreadable)
 
     def may_join(self, broker: int, broker_epoch: int) -> bool:
@@ -126,90 +131,94 @@ class TableBucket:
                 ErrorCode.KAFKA_STORAGE_ERROR, f"{self.name} is offline: {self.partition.failure}"
             )
         if self.partition.is_fenced:
-            raise KafkaError(
-                ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.name} may be led by another broker by now"
-            )
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.name} may have another leader now")
 
     def check_end_known(self) -> None:
-        """Raise KafkaError while it is not known that everything is published here that any leader before may have
-        shown (KIP-207): who asks for all of the rows would get fewer than before.
+        """Raise KafkaError until the new leader knows everything that an earlier leader may have shown (KIP-207).
+
+        Until then a reader of all rows would get fewer rows than before.
         """
         if not self.partition.is_end_known:
             raise KafkaError(
                 ErrorCode.OFFSET_NOT_AVAILABLE,
-                f"{self.name} has another leader than before, who waits for its replicas; try again",
+                f"{self.name} has a new leader, which waits for its replicas; try again",
             )
 
-    # -- what the subclasses do ----------------------------------------------------------------------------
+    # -- abstract methods ----------------------------------------------------------------------------------
 
     async def write_rows(
         self, source: OperationSource, writer: Writer, size: int, acks: int, timeout_ms: int
     ) -> AppendInfo:
-        """Write rows of this bucket; `size` is their charge to the budget. Raises KafkaError, TableError."""
+        """Write rows of this bucket; `size` is their charge to the budget, in bytes. Raises KafkaError, TableError."""
         raise AssertionError("abstract")
 
     @property
     def writing(self) -> AbstractAsyncContextManager[object]:
-        """Held from `prepare_rows` to `log_prepared`: nothing else is prepared for this bucket meanwhile."""
+        """Context held from `prepare_rows` to `log_prepared`: nothing else is prepared for this bucket meanwhile."""
         raise AssertionError("abstract")
 
     async def prepare_rows(self, source: OperationSource, writer: Writer) -> Any:
-        """What `log_prepared` is to log, worked out without any effect. Raises KafkaError, TableError."""
+        """Return the input of `log_prepared`, without any effect. Raises KafkaError, TableError."""
         raise AssertionError("abstract")
 
     def log_prepared(self, prepared: Any, size: int) -> AppendInfo:
-        """Log what was prepared. With success the charge of `size` to the budget is this bucket's to release. Raises
-        KafkaError, and the log is as it was then."""
+        """Log prepared rows. On success this bucket releases their charge to the budget (`size` bytes).
+
+        Raises KafkaError; the log is then unchanged.
+        """
         raise AssertionError("abstract")
 
     def check_write(self, write: ClientWrite) -> None:
-        """Raise TableError or KafkaError if it cannot be written. In an executor thread."""
+        """Raise TableError or KafkaError if the write is not possible. Runs in an executor thread."""
         raise AssertionError("abstract")
 
     async def write_staged(
         self, write: ClientWrite, writer: Writer, acks: int, timeout_ms: int
     ) -> AppendInfo:
-        """Write what was checked when it was staged, as this writer's."""
+        """Write staged rows, which `check_write` has checked, in the name of `writer`."""
         raise AssertionError("abstract")
 
     # -- common to all hooks -------------------------------------------------------------------------------
 
     @property
     def place(self) -> tuple[bytes, int]:
-        """Where this bucket stands in the one order in which several are held."""
+        """The bucket's position in the total order in which several buckets are locked."""
         return self._topic.topic_id.bytes, self.partition.index
 
     def repeated(self, writer: Writer) -> AppendInfo | None:
-        """Where a batch is that this writer sent before; None for a new one. Raises KafkaError for one that does not
-        follow."""
+        """Return the offsets of a batch that this writer sent before; None for a new batch.
+
+        Raises KafkaError for a batch that is out of sequence.
+        """
         if writer.producer_id == -1:
             return None
         return self.partition.log.check_producer(writer.header())
 
     def retention_floor(self) -> int | None:
-        """Nothing is deleted before the lake has it (when there is one)."""
+        """Return the offset from which the lake lacks records; nothing from there on may be deleted. None without a
+        lake."""
         return self.services.tiered_offset(self._topic.topic_id, self.partition.index)
 
     def local_floor(self) -> int | None:
-        """Readers find what is in remote storage there."""
+        """Return None: readers find remote records in remote storage."""
         return None
 
     def check_publishing(self) -> None:
-        """Raise KafkaError if what is in the log will not be published before somebody does something about it."""
+        """Raise KafkaError if logged rows cannot be published without the operator's help."""
 
     async def wait_published(self, info: AppendInfo, acks: int, timeout_ms: int) -> AppendInfo:
-        """R11: with acks all, an answer means visible; where it has to mean fsynced, with acks 1 too."""
+        """Wait until rows are visible, with acks=all (R11). With acks=1 wait too if an acknowledgement means fsync."""
         waits = acks == -1 or (acks == 1 and self.partition.log.config.flushes_by_count)
         if waits and not await self.partition.wait_acknowledged(
             info.last_offset + 1, acks, timeout_ms, self.check_publishing
         ):
             raise KafkaError(
                 ErrorCode.REQUEST_TIMED_OUT,
-                f"{self.name}: logged at {info.base_offset}, but not stored in time",
+                f"{self.name}: logged at offset {info.base_offset}, but not stored in time",
             )
         return info
 
-    # -- the Kafka face ------------------------------------------------------------------------------------
+    # -- the Kafka view ------------------------------------------------------------------------------------
 
     async def fetch(self, offset: int, max_bytes: int, min_one: bool) -> FetchedRecords:
         self.check_open()
@@ -219,7 +228,7 @@ class TableBucket:
         async with (
             self._transcoding,
             services.transcoding,
-        ):  # who comes second finds the first one's work in the cache
+        ):  # a second consumer finds the first one's result in the cache
             found = await self.partition.read_anywhere(offset, max(1, max_bytes // _EXPANSION), True)
             if found.region is None:
                 return FetchedRecords()
@@ -233,7 +242,7 @@ class TableBucket:
         return FetchedRecords(tuple(answer.parts), answer.size, answer.records)
 
     async def _avro_frame(self, definition: TableDefinition) -> Frame | None:
-        """What stands around this table's Avro values; None if it has others. Raises KafkaError."""
+        """Return the frame around this table's Avro values; None if its values are not Avro. Raises KafkaError."""
         settings = definition.settings
         if settings.kafka_value_format is not KafkaValueFormat.AVRO:
             return None
@@ -246,15 +255,17 @@ class TableBucket:
         if url is None:
             raise KafkaError(
                 ErrorCode.INVALID_CONFIG,
-                f"{self.name} has Avro values, but the server has no '{REGISTRY_URL}' now",
+                f"{self.name} has Avro values, but the server has no '{REGISTRY_URL}'; set it",
             )
         return Frame.confluent(await registries.id_of(url, f"{whole.topic}-value", text))
 
     async def opened(
         self, definition: TableDefinition, batch: memoryview, refused: Sequence[Refused] = ()
     ) -> memoryview | kafka_face.OpenedBatch:
-        """A producer's batch, without the refused records, and with what it takes to decode it: the schemas of its Avro
-        values. Raises KafkaError."""
+        """Return a producer's batch without the refused records, and with the schemas of its Avro values if it has any.
+
+        Raises KafkaError.
+        """
         settings = definition.settings
         if settings.kafka_value_format is not KafkaValueFormat.AVRO:
             if not refused:
@@ -273,7 +284,11 @@ class TableBucket:
         return kafka_face.OpenedBatch(rest, opened.schemas, sent_as)
 
     async def produce(self, batch: memoryview, acks: int, timeout_ms: int) -> AppendInfo:
-        """R17.3: a batch with a bad record is refused, or goes on without it where that has another place to go."""
+        """Write a producer's batch (R17.3).
+
+        A batch with a bad record is refused. If the table has a dead-letter topic, the bad record goes there instead
+        and the rest is written.
+        """
         definition = self.definition
         try:
             return await self.write_produced(batch, acks, timeout_ms)
@@ -310,8 +325,10 @@ class TableBucket:
         topic: str,
         error: RecordErrors,
     ) -> AppendInfo:
-        """The bad records go to the dead-letter topic first, so that none is lost; a batch that is repeated because it
-        could not be written then leaves them there twice.
+        """Send the bad records to the dead-letter topic, then write the rest.
+
+        The dead letters go first, so that none is lost. A batch that fails afterwards and is sent again leaves them
+        there twice.
         """
         run = self.services.run
         opened = await self.opened(definition, batch)
@@ -322,7 +339,7 @@ class TableBucket:
         sifting = Sifting(known, opened.records, opened.schemas)
         while not await run(sifting.some):
             pass
-        # What a merge refuses depends on the rows that are there: it is found by writing.
+        # Only a write finds what a merge refuses: that depends on the stored rows.
         found = sifting.refused or [Refused(*error.errors[0])]
         refused: list[Refused] = []
         while True:
@@ -331,7 +348,7 @@ class TableBucket:
                 await write_dead_letters(self.services.context, topic, letters, timeout_ms)
             except KafkaError as failure:
                 self._note_refused(definition, error.errors, error.code)
-                what = f"{error.message}; nor can it go to dead-letter topic {topic}: {failure.message}"
+                what = f"{error.message}; it cannot go to dead-letter topic {topic} either: {failure.message}"
                 raise KafkaError(failure.code, what) from failure
             refused = [*refused, *found]
             pairs = [(each.index, each.reason) for each in found]
@@ -355,7 +372,7 @@ class TableBucket:
     async def write_produced(
         self, batch: memoryview, acks: int, timeout_ms: int, refused: Sequence[Refused] = ()
     ) -> AppendInfo:
-        """R17.2: log the rows of all buckets or of none, and with them the producer's own sequence here."""
+        """Log the rows of all buckets or of none (R17.2), and the producer's own sequence in this bucket."""
         self.check_open()
         definition = self.definition
         header = kafka_face.check_frame(batch)
@@ -374,9 +391,10 @@ class TableBucket:
     async def with_added_columns(
         self, opened: kafka_face.Opened, write: Callable[[Decode], Awaitable[AppendInfo]]
     ) -> AppendInfo:
-        """Write a producer's batch; where the table adds columns for fields that are none, after it has got them. What
-        cannot be a column (it is null and nobody says of which type) is ignored. A batch that is refused alters
-        nothing.
+        """Write a producer's batch. If the table adds columns for unknown fields, add them first.
+
+        A field that cannot become a column (it is null, and no record gives its type) is ignored. A refused batch
+        alters nothing.
         """
         for _ in range(_ADDED_TIMES_MAX):
             try:
@@ -385,12 +403,13 @@ class TableBucket:
                 definition = self.definition
                 if definition.settings.kafka_unknown_fields is not UnknownFields.ADD or not error.errors:
                     raise
-            await self.services.run(kafka_face.decode_ignoring, definition, opened)  # it is not refused
+            # raises if the batch is refused
+            await self.services.run(kafka_face.decode_ignoring, definition, opened)
             columns = await self.services.run(kafka_face.added_columns, definition, opened)
             if not columns:
                 break
             names = ", ".join(column.name for column in columns)
-            logger.info("table %s gets columns that its records have: %s", definition.path, names)
+            logger.info("table %s adds columns for fields of its records: %s", definition.path, names)
             try:
                 await self.services.catalog.alter_table(definition.path.whole, changes_to_json(columns))
             except TableError as error:
@@ -417,8 +436,9 @@ class TableBucket:
             if own is not None and len(by_bucket) == 1:
                 return await self.write_rows(made_for(definition, own), writer, size, acks, timeout_ms)
             forwarded = kafka_face.forwarded(header, index)
-            # Who finds the sequence here takes the rows to be in every bucket. Where an acknowledgement means fsynced
-            # or replicated, they are so before it is logged: otherwise they could be lost, and it not.
+            # A client that finds the sequence here concludes that all buckets have the rows. If an acknowledgement
+            # means fsynced or replicated, the rows must be that before the sequence is logged: otherwise the rows could
+            # be lost while the sequence stays.
             apart = self.partition.log.config.flushes_by_count or (
                 acks == -1 and any(map(self._is_replicated, by_bucket))
             )
@@ -431,7 +451,7 @@ class TableBucket:
             if apart:
                 await self.write_parts(parts, acks, timeout_ms)
                 return await self.write_rows(made_for(definition, empty), writer, size, acks, timeout_ms)
-            # Last: who finds the sequence here finds the rows in every bucket.
+            # Last: a client that finds the sequence here concludes that all buckets have the rows.
             parts.append(Part(self, made_for(definition, own or empty), writer, size))
             return await self.write_parts(parts, acks, timeout_ms)
         except TableError as error:
@@ -444,8 +464,10 @@ class TableBucket:
     def part(
         self, topic: str, bucket: int, definition: TableDefinition, rows: Operations, writer: Writer
     ) -> Part:
-        """Rows that were produced here, decoded for `definition`, as a write to the bucket they belong to. Raises
-        KafkaError if that is not served."""
+        """Return rows of this broker's producer, decoded for `definition`, as a write to their bucket.
+
+        Raises KafkaError if the bucket is not served.
+        """
         metadata = self.services.context.metadata
         leader = metadata.leader(topic, bucket)
         if leader is not None and leader.broker_id != self.services.context.identity.broker_id:
@@ -458,7 +480,7 @@ class TableBucket:
         return Part(other, made_for(definition, rows), writer, rows.rows.nbytes)
 
     async def write_parts(self, parts: Sequence[Part], acks: int, timeout_ms: int) -> AppendInfo:
-        """Write all of them or none, and wait for what `acks` demands; where the last one is."""
+        """Write all parts or none, wait as `acks` demands, and return the offsets of the last part."""
         infos = await write_together(self.services.budget, parts)
         await self.wait_parts(parts, infos, acks, timeout_ms)
         return infos[-1]
@@ -466,8 +488,8 @@ class TableBucket:
     async def wait_parts(
         self, parts: Sequence[Part], infos: Sequence[AppendInfo], acks: int, timeout_ms: int
     ) -> None:
-        """Wait for what `acks` demands of all that was logged."""
-        # Without acknowledgement the answer must still mean that every row is in some log.
+        """Wait as `acks` demands for all logged parts."""
+        # With acks=0 the answer must still mean that every row is in some log.
         acks = -1 if acks == -1 else 1
         waits = [
             self.wait_part(part, info, acks, timeout_ms) for part, info in zip(parts, infos, strict=True)
@@ -487,8 +509,10 @@ class TableBucket:
         await wait_elsewhere(self.services, leader.broker_id, partition, -1, -1, timeout_ms)
 
     async def _all_published(self, definition: TableDefinition, timeout_ms: int) -> None:
-        """Wait until what is in the logs of the other buckets by now is visible: some of it came with the batch whose
-        repetition is about to be acknowledged."""
+        """Wait until the present end of every bucket's log is visible.
+
+        Part of it belongs to the batch whose repetition is about to be acknowledged.
+        """
         for bucket in range(definition.bucket_count):
             partition = self.services.context.partition(self._topic.name, bucket)
             if partition.closed:
@@ -503,7 +527,7 @@ class TableBucket:
 
 
 def as_kafka_error(error: TableError, definition: TableDefinition) -> KafkaError:
-    """What a Kafka client is told: it knows Kafka's codes only, and which record is bad (R17.3)."""
+    """Return a table's error as a Kafka client can understand it: Kafka's codes, and the bad record's index (R17.3)."""
     if isinstance(error, RowError):
         return kafka_face.refused_record(definition, error)
     if error.retriable:
@@ -516,7 +540,7 @@ def no_rows(definition: TableDefinition) -> pa.RecordBatch:
 
 
 def split(definition: TableDefinition, operations: Operations) -> dict[int, Operations]:
-    """A producer's rows by bucket, in order."""
+    """Return a producer's rows by bucket, in order."""
     if definition.bucket_count == 1:
         return {0: operations}
     buckets = bucket_of(definition, operations.rows)

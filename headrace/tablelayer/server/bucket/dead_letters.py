@@ -16,27 +16,28 @@ if TYPE_CHECKING:
     from headrace.broker.partitions.topic import TopicImage
 
 _MESSAGE_BYTES_MAX: Final = 100 << 20
-"""Of a topic that is made: tables take whatever a request can hold, and so must the place of what they refuse."""
+"""`max.message.bytes` of a dead-letter topic that the broker creates: as large as the largest request of a table."""
 _CHANNEL: Final = "dead-letters"
 _MORE_SECONDS: Final = 2.0
-"""Beyond what the request waits at the other broker."""
+"""Added to the request's own timeout when the broker waits for another broker."""
 
 
 async def write_dead_letters(
     context: BrokerContext, topic: str, batches: Sequence[bytes], timeout_ms: int
 ) -> None:
-    """Append the batches to the topic, which is made if it is not there, and wait until they count as acknowledged.
-    The topic's partitions are those of whoever leads them, as those of any topic are. Raises KafkaError.
+    """Append batches to the dead-letter topic, and wait until they are acknowledged.
+
+    The topic is created if it does not exist; another broker may lead its partition. Raises KafkaError.
     """
     metadata = context.metadata
     if metadata.topic(topic) is None:
         try:
             await context.topics.create_topic(topic, 1, {"max.message.bytes": str(_MESSAGE_BYTES_MAX)})
         except KafkaError as error:
-            if error.code is ErrorCode.INVALID_REPLICATION_FACTOR:  # as long as a broker is missing
+            if error.code is ErrorCode.INVALID_REPLICATION_FACTOR:  # while too few brokers are alive
                 raise KafkaError(
                     ErrorCode.NOT_ENOUGH_REPLICAS,
-                    f"dead-letter topic {topic} cannot be made: {error.message}",
+                    f"dead-letter topic {topic} cannot be created: {error.message}",
                 ) from error
             if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
                 raise
@@ -51,7 +52,7 @@ async def write_dead_letters(
 async def append_dead_letters(
     context: BrokerContext, topic: str, index: int, batch: bytes, timeout_ms: int
 ) -> None:
-    """To a partition that this broker leads. Raises KafkaError."""
+    """Append a batch to a partition that this broker leads, and wait for it. Raises KafkaError."""
     _plain(context, topic)
     partition = context.partition(topic, index)
     partition.check_served()
@@ -70,7 +71,7 @@ async def append_dead_letters(
 
 
 def _plain(context: BrokerContext, topic: str) -> TopicImage:
-    """Raises KafkaError for a topic that dead letters cannot go to."""
+    """Return the topic. Raises KafkaError if it is missing, internal or a table."""
     image = context.metadata.topic(topic)
     if image is None:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no dead-letter topic {topic}")
@@ -85,7 +86,7 @@ def _plain(context: BrokerContext, topic: str) -> TopicImage:
 
 
 def _led_near(context: BrokerContext, image: TopicImage) -> tuple[int, int]:
-    """A partition and who leads it, this broker if it leads any."""
+    """Return a partition and its leader; a partition that this broker leads is preferred."""
     own = context.identity.broker_id
     led: dict[int, int] = {}
     for index in range(image.partition_count):
@@ -103,7 +104,7 @@ def _led_near(context: BrokerContext, image: TopicImage) -> tuple[int, int]:
 async def _send(
     context: BrokerContext, leader: int, topic: str, index: int, batch: bytes, timeout_ms: int
 ) -> None:
-    """To another broker, which asks for nobody's right to the topic: who named it had that."""
+    """Send a batch to another broker. It does not check rights: the client that named the topic had them."""
     request = KeepDeadLettersRequest(topic=topic, partition=index, batch=batch, timeout_ms=timeout_ms)
     try:
         answer = await context.peers.ask(
@@ -120,5 +121,5 @@ async def _send(
     if answer.error_code:
         raise KafkaError(
             ErrorCode(answer.error_code),
-            f"broker {leader} does not take them: {answer.error_message or ErrorCode(answer.error_code).name}",
+            f"broker {leader} refuses dead letters: {answer.error_message or ErrorCode(answer.error_code).name}",
         )

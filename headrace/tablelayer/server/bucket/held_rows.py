@@ -1,8 +1,8 @@
-"""Rows of one produced batch for a bucket that this broker leads, prepared for the broker that the batch was sent to.
+"""Rows of a produced batch for a bucket of this broker, prepared for the broker that received the batch.
 
-The bucket is held from there on, as by any write, until the rows are logged or let go of; who does neither in time (it
-died, or is cut off) has lost them, and the bucket goes on. Nobody waits here for a bucket that others hold for longer
-than a moment: it is asked for again, so that requests of one connection do not wait for one another.
+The bucket is locked, as by any write, until the rows are logged or released. Rows that are neither logged nor released
+in time (their broker died or is cut off) are dropped, and the bucket is unlocked. A request waits only a moment for a
+locked bucket; the caller asks again. So requests of one connection do not wait for one another.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Held(msgspec.Struct):
 
 
 class HeldRows:
-    """See the module's contract. On the event loop."""
+    """The prepared rows of one broker (see the module). Runs on the event loop."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -45,7 +45,8 @@ class HeldRows:
     async def prepare(
         self, bucket: TableBucket, source: OperationSource, writer: Writer, size: int
     ) -> UUID | AppendInfo | None:
-        """A ticket for what is prepared; or where it is, if it was logged before; or None: others write to the bucket.
+        """Return a ticket for the prepared rows; their offsets, if they were logged before; or None if the bucket is
+        locked.
 
         Raises KafkaError, TableError.
         """
@@ -80,7 +81,7 @@ class HeldRows:
         return ticket
 
     def _lost(self, ticket: UUID) -> None:
-        self._services.context.background.start(self.release(ticket), "rows that nobody has logged")
+        self._services.context.background.start(self.release(ticket), "rows that were not logged in time")
 
     def _take(self, ticket: UUID) -> _Held | None:
         held = self._held.pop(ticket, None)
@@ -89,16 +90,17 @@ class HeldRows:
         return held
 
     async def log(self, ticket: UUID) -> AppendInfo:
-        """Raises KafkaError: REQUEST_TIMED_OUT for a ticket that is over."""
+        """Log the rows of a ticket. Raises KafkaError: REQUEST_TIMED_OUT for an unknown or expired ticket."""
         held = self._take(ticket)
         if held is None:
             raise KafkaError(
-                ErrorCode.REQUEST_TIMED_OUT, f"rows are held for {HELD_SECONDS:g} s, and it took longer"
+                ErrorCode.REQUEST_TIMED_OUT,
+                f"prepared rows are kept for {HELD_SECONDS:g} s, which is over; send them again",
             )
         bucket, charged = held.bucket, True
         try:
             bucket.check_open()
-            info = bucket.repeated(held.writer)  # where appends do not wait for one another
+            info = bucket.repeated(held.writer)  # log tables do not serialize their appends
             if info is None:
                 info = bucket.log_prepared(held.prepared, held.size)
                 charged = False

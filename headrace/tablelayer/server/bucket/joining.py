@@ -1,8 +1,8 @@
-"""Followers that are about to come into the ISR of a table's bucket: not without the rows that are staged for it.
+"""Followers that are about to join the ISR of a table's bucket: first they need the rows that are staged for it.
 
-Who is in sync may lead next, and alone: it has every chunk that was acknowledged. What was staged while a replica was
-away its leader gives it before it proposes it for the ISR, and what is staged from then on goes to it too. Nobody waits
-for a replica that is not in sync: one that a chunk did not get to is given everything again.
+A replica in sync may become the only leader, so it must have every acknowledged chunk. Before the leader proposes a
+replica for the ISR, it sends the chunks that were staged while the replica was away; chunks that are staged from then
+on go to it too. No write waits for a replica that is not in sync: a replica that missed a chunk gets all chunks again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RETRY_SECONDS: Final = 1.0
 
 
 class _Joiner:
-    """A broker under one of its epochs."""
+    """A broker under one broker epoch."""
 
     __slots__ = ("broker_epoch", "is_ready")
 
@@ -34,7 +34,7 @@ class _Joiner:
 
 
 class Joiners:
-    """Of a bucket that this broker leads, for as long as it does. On the event loop."""
+    """The joining followers of a bucket, while this broker leads it. Runs on the event loop."""
 
     __slots__ = ("_brokers", "_partition", "_services")
 
@@ -44,7 +44,8 @@ class Joiners:
         self._brokers: dict[int, _Joiner] = {}
 
     def may_join(self, broker: int, broker_epoch: int) -> bool:
-        """Whether it has what is staged; if not, it is given that, and the partition looks again then."""
+        """Return whether a follower has the staged rows. If not, they are sent to it, and the partition checks again
+        then."""
         joiner = self._brokers.get(broker)
         if joiner is None or joiner.broker_epoch != broker_epoch:
             services, partition = self._services, self._partition
@@ -56,21 +57,21 @@ class Joiners:
         return joiner.is_ready
 
     def besides(self, in_sync: Collection[int]) -> list[int]:
-        """Who else than the replicas in sync has what was staged before, or is being given it."""
+        """Return the brokers outside the ISR that have the earlier chunks or are being sent them."""
         for broker in in_sync:
             self._brokers.pop(broker, None)
         return list(self._brokers)
 
     def missed(self, broker: int) -> None:
-        """A chunk did not get to it."""
+        """Note that a chunk did not reach a broker."""
         self._brokers.pop(broker, None)
 
     async def _give(self, broker: int, joiner: _Joiner) -> None:
         partition = self._partition
         try:
             await self._services.give_staged(partition, broker)
-        except Exception as error:  # noqa: BLE001 - of one replica: told, and tried again
-            logger.warning("staged rows of %s do not get to broker %d: %s", partition.name, broker, error)
+        except Exception as error:  # noqa: BLE001 - logged for this replica, and tried again
+            logger.warning("staged rows of %s do not reach broker %d: %s", partition.name, broker, error)
             await asyncio.sleep(_RETRY_SECONDS)
             if self._brokers.get(broker) is joiner:
                 self.missed(broker)

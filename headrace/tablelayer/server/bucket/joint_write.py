@@ -1,14 +1,14 @@
 """One request whose rows belong to several buckets: all of them are logged, or none (R17.3).
 
-The write of every bucket is prepared, with all of them held, before the first one is logged. So whatever the rows can
-be refused for (a value, an overflow in a merge, a sequence, the buffer's budget, a bucket that is not served) is known
-while nothing has an effect. From the first append on only the disk can fail, or the process end. What is logged by then
-stays, and the error is one that Kafka's clients repeat the batch for: each part is written under an identity of
-the producer's own, so that the repetition adds what is missing and nothing twice. A producer without idempotence has
-no identity; what it repeats is written again, as in Kafka.
+All buckets are locked, and all writes prepared, before the first one is logged. So every reason to refuse rows (a
+value, an overflow in a merge, a sequence, the buffer's budget, a bucket that is not served) is found while nothing has
+an effect. After the first append only a disk failure or the end of the process can stop the write. Rows logged by then
+stay, and the error makes Kafka's clients repeat the batch. Each part is written under the producer's own identity, so
+the repetition adds the missing rows and nothing twice. A producer without idempotence has no identity; its repetition
+is written again, as in Kafka.
 
-Buckets are taken in one order everywhere, so two requests never wait for each other. Those that another broker leads
-are taken and prepared there (`remote_bucket.py`); that broker may be lost after the first append, too.
+Buckets are locked in one total order, so two requests never deadlock. A bucket of another broker is locked and prepared
+there (`remote_bucket.py`); that broker may be lost after the first append, too.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace.tables")
 
 _APPENDS_AT_ONCE = 16
-"""About a millisecond; then others on the event loop have their turn."""
+"""Number of appends in one turn of the event loop: about a millisecond."""
 
 
 class JointBucket(Protocol):
-    """What a joint write asks of a bucket; `TableBucket` says what each is."""
+    """The interface of a bucket that takes part in a joint write; see `TableBucket`."""
 
     @property
     def name(self) -> str: ...
@@ -63,7 +63,8 @@ class JointBucket(Protocol):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """The rows for one bucket. `size` is their charge to the budget, `writer` who they are deduplicated by."""
+    """The rows for one bucket. `size` is their charge to the budget in bytes; `writer` identifies them for
+    deduplication."""
 
     bucket: JointBucket
     source: OperationSource
@@ -72,11 +73,11 @@ class Part(msgspec.Struct, frozen=True):
 
 
 async def write_together(budget: WriteBudget, parts: Sequence[Part]) -> list[AppendInfo]:
-    """Log all parts, each of another bucket, in this order; where each one is. A part that its bucket has already is
-    left as it is.
+    """Log all parts, each of another bucket, in this order; return their offsets. A part that its bucket already has is
+    not logged again.
 
-    Raises what preparing raises (TableError, KafkaError), with nothing logged; KAFKA_STORAGE_ERROR if the logging
-    itself was broken off. Whether the rows are published is the caller's to wait for.
+    Raises what preparing raises (TableError, KafkaError), with nothing logged; KAFKA_STORAGE_ERROR if logging stopped
+    midway. The caller waits for the rows to be published.
     """
     charged = sum(part.size for part in parts)
     budget.reserve(charged)
@@ -85,7 +86,7 @@ async def write_together(budget: WriteBudget, parts: Sequence[Part]) -> list[App
             for part in sorted(parts, key=lambda part: part.bucket.place):
                 await held.enter_async_context(part.bucket.writing)
             prepared = await _prepared(parts)
-            places = [_repeat(part) for part in parts]  # the last word on sequences, before the first append
+            places = [_repeat(part) for part in parts]  # final check of sequences before the first append
             infos: list[AppendInfo] = []
             logged = 0
             for part, write, repeat in zip(parts, prepared, places, strict=True):
@@ -109,7 +110,10 @@ async def write_together(budget: WriteBudget, parts: Sequence[Part]) -> list[App
 
 
 async def _prepared(parts: Sequence[Part]) -> list[Any]:
-    """What each bucket is to log, None for a repeat. Of several bad rows the first one sent is told."""
+    """Return what each bucket is to log, None for a repetition.
+
+    Raises TableError, KafkaError. If several rows are bad, it raises the RowError of the one that was sent first.
+    """
     results = await asyncio.gather(
         *(_prepare(part) for part in parts),
         return_exceptions=True,
@@ -138,6 +142,6 @@ def _broken_off(error: Exception, part: Part, logged: int, count: int) -> KafkaE
     reason = error.message if isinstance(error, KafkaError) else "the broker failed; its log says how"
     return KafkaError(
         ErrorCode.KAFKA_STORAGE_ERROR,
-        f"the rows of {logged} of {count} buckets are written, then {part.bucket.name} failed: {reason}; the same batch"
-        " of an idempotent producer, sent again, adds the rest and nothing twice",
+        f"the rows of {logged} of {count} buckets were written, then {part.bucket.name} failed: {reason}; send the "
+        "same batch again: from an idempotent producer it adds the rest and nothing twice",
     )

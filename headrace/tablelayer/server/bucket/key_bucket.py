@@ -1,12 +1,11 @@
-"""A bucket of a primary-key table: the way of a write through its tablet into the log, and behind the high watermark
-into the key-value store; and reads.
+"""A bucket of a primary-key table: writes go through its tablet to the log, then to the key-value store; and reads.
 
-The way of a batch (R1, R11, R12), one at a time: it is prepared, which merges it with the rows that are there
-(`Tablet.prepare`), appended to the log, and put into the pre-write buffer. When the log says that it is replicated, it
-is stored; and only then is its high watermark published. Reads see the store alone. A read that has seen rows of a
-batch while it was being stored waits until that batch is published.
+A batch is written in these steps, one batch at a time (R1, R11, R12): it is merged with the existing rows
+(`Tablet.prepare`), appended to the log, and put into the pre-write buffer. Once it is replicated it is stored, and then
+its high watermark is published. Reads see the store alone. A read that sees rows of a batch during its storing waits
+until that batch is published.
 
-The start, the upkeep and the end of the bucket are in `stored_bucket.py`.
+`stored_bucket.py` has the bucket's start, upkeep and end.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ logger = logging.getLogger("headrace.tables")
 Result = TypeVar("Result")
 
 _PUBLISH_TIMEOUT_MS = 30_000
-"""Publishing follows storing at once; only a broken process takes longer."""
+"""Publishing follows storing immediately; only a broken process takes longer."""
 _DISK_FULL_RETRY_SECONDS = 1.0
 
 
@@ -56,7 +55,7 @@ class KeyBucket(StoredBucket):
     """`PartitionHooks` of a primary-key table."""
 
     def __init__(self, services: Services, partition: Partition, standby: KeptStore | None = None) -> None:
-        """`standby` has kept up the store until now, and gives it away."""
+        """Create the bucket. `standby` has kept the store up to date until now, and hands it over."""
         super().__init__(services, partition, standby)
         self._rows_written = 0
 
@@ -64,7 +63,7 @@ class KeyBucket(StoredBucket):
     def rows_written(self) -> int:
         return self._rows_written
 
-    # -- the ways in ---------------------------------------------------------------------------------------
+    # -- entry points of writes ----------------------------------------------------------------------------
 
     async def put(
         self,
@@ -90,10 +89,9 @@ class KeyBucket(StoredBucket):
         )
 
     async def insert_absent(self, keys: memoryview, schema: Schema, keys_max: int, timeout_ms: int) -> None:
-        """Write rows for the keys that are absent (R15), as R6.6 says. Return when they are stored.
+        """Write rows for absent keys (R15) as R6.6 says; return when they are stored.
 
-        The keys are of `schema`. Two callers may both miss a key; the write of the second one then finds it and changes
-        nothing.
+        The keys are of `schema`. Two callers may both miss a key; the second write finds it and changes nothing.
         """
         missing = await self.read(absent_keys, schema, keys, keys_max)
         if missing.num_rows:
@@ -111,7 +109,7 @@ class KeyBucket(StoredBucket):
     ) -> AppendInfo:
         return await self.write_rows(write.operations, writer, opened_size_of(write.batch), acks, timeout_ms)
 
-    # -- the way of a write: prepare and merge, log, store, publish ----------------------------------------
+    # -- the steps of a write: prepare and merge, log, store, publish --------------------------------------
 
     async def write_rows(
         self, source: OperationSource, writer: Writer, size: int, acks: int, timeout_ms: int
@@ -132,15 +130,15 @@ class KeyBucket(StoredBucket):
         finally:
             if charged:
                 budget.release(size)
-        return await self.wait_published(info, acks, timeout_ms)  # `_store` stores and publishes it
+        return await self.wait_published(info, acks, timeout_ms)  # `_store` stores and publishes the rows
 
     async def prepare_rows(self, source: OperationSource, writer: Writer) -> PreparedWrite:
         if self._no_space is not None:
             raise KafkaError(
                 ErrorCode.KAFKA_STORAGE_ERROR,
-                f"{self.name} takes no rows: {disk_errors.why(self._no_space)}",
+                f"{self.name} accepts no rows: {disk_errors.why(self._no_space)}",
             )
-        tablet = self._tablet or self.tablet  # the latter raises why there is none
+        tablet = self._tablet or self.tablet  # the property raises the reason if there is none
         while True:
             now_ms = self.services.context.clock.time_ms()
             try:
@@ -160,11 +158,12 @@ class KeyBucket(StoredBucket):
             self.services.budget.release(size)
         else:
             self._rows_written += len(prepared.keys)
-            tablet.logged(prepared, info.last_offset + 1, size)  # the charge is released when it is stored
+            # the charge is released when the rows are stored
+            tablet.logged(prepared, info.last_offset + 1, size)
         return info
 
     def high_watermark_candidate(self, offset: int) -> None:
-        """The log is replicated up to this offset: store the rows below it, and publish them."""
+        """Store and publish the rows below an offset up to which the log is replicated."""
         self._candidate = max(self._candidate, offset)
         self._advanced.set()
         if self._tablet is not None and self._tasks.under_way(Kind.STORE) is None:
@@ -191,12 +190,12 @@ class KeyBucket(StoredBucket):
                     continue
                 except (DiskFullError, OSError) as error:
                     if self.closed:
-                        break  # the log has these rows; they are replayed
+                        break  # the rows are in the log and will be replayed
                     self._has_no_space(error)
                     await asyncio.sleep(_DISK_FULL_RETRY_SECONDS)
                     continue
                 if self._no_space is not None:
-                    logger.info("%s takes rows again", self.name)
+                    logger.info("%s accepts rows again", self.name)
                     self._no_space = None
                 self.services.restless[self] = None
                 self.services.budget.release(tablet.stored(count))
@@ -211,8 +210,8 @@ class KeyBucket(StoredBucket):
             self.partition.fail(f"its rows cannot be stored: {error}")
 
     def _has_no_space(self, error: OSError) -> None:
-        """Fail the waiting writes, and refuse new ones, until rows can be stored again."""
-        disk_errors.tell(logger, f"{self.name} takes no rows, they cannot be stored yet", error)
+        """Fail the waiting writes and refuse new ones until rows can be stored again."""
+        disk_errors.tell(logger, f"{self.name} accepts no rows: they cannot be stored", error)
         self._no_space = error
         self.partition.wake()
 
@@ -220,10 +219,10 @@ class KeyBucket(StoredBucket):
         if self._no_space is not None:
             raise KafkaError(
                 ErrorCode.REQUEST_TIMED_OUT,
-                f"{self.name}: logged, and not stored yet: {disk_errors.why(self._no_space)}",
+                f"{self.name}: logged, but not stored yet: {disk_errors.why(self._no_space)}",
             )
 
-    # -- beside the way of a write -------------------------------------------------------------------------
+    # -- beside the steps of a write -----------------------------------------------------------------------
 
     @property
     def writing(self) -> AbstractAsyncContextManager[object]:
@@ -236,10 +235,10 @@ class KeyBucket(StoredBucket):
             yield
 
     async def expire_rows(self) -> int:
-        """Delete the rows that have outlived `table.kv.ttl`, as ordinary changes of the changelog; return how many.
+        """Delete rows older than `table.kv.ttl`, as ordinary changes in the changelog; return their number.
 
-        Rows are deleted a batch at a time, so that writes come between. Raises KafkaError, or TableError
-        (BUFFER_EXHAUSTED: the next call deletes the rest).
+        Rows are deleted in batches, with writes in between. Raises KafkaError, or TableError (BUFFER_EXHAUSTED: the
+        next call deletes the rest).
         """
         deleted, has_more = 0, True
         while has_more and not self.closed and self._tablet is not None:
@@ -289,9 +288,10 @@ class KeyBucket(StoredBucket):
         *arguments: Any,
         quick: Callable[..., Result | None] | None = None,
     ) -> Result:
-        """Call blocking `work(store, ...)`, and return when the rows that it has seen are published (R12.1).
+        """Call blocking `work(store, ...)` in the executor; return its result when the rows that it saw are published
+        (R12.1).
 
-        `quick` is asked first, on the event loop. It must not block, and returns None for a read that has to.
+        `quick` is tried first, on the event loop. It must not block, and returns None if the read has to block.
         """
         tablet = await self._ready()
         store = tablet.kv
@@ -310,11 +310,11 @@ class KeyBucket(StoredBucket):
             seen, _PUBLISH_TIMEOUT_MS
         ):
             raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"{self.name}: what was read is not published yet")
-        self.check_open()  # if another broker leads by now, it may have shown more
+        self.check_open()  # a new leader may have shown more
         return result
 
     def read_at_once(self, quick: Callable[..., Result | None], *arguments: Any) -> Result | None:
-        """Return `quick(store, ...)`, which must not block; None if it may have seen rows that are not published."""
+        """Return `quick(store, ...)`, which must not block; None if it may have seen unpublished rows."""
         if not self.partition.is_end_known:
             return None
         store = self.tablet.kv

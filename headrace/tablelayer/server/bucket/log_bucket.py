@@ -1,7 +1,7 @@
-"""A bucket of a log table: rows go into the log as they come, and are visible at once.
+"""A bucket of a log table: rows are appended to the log as they arrive, and are visible at once.
 
-Batches of table clients stay as they were sent, but for the time of the append and the statistics, which the
-server computes from the rows itself; they are checked first.
+Batches of table clients are checked and stored as sent, except for the append time and the statistics, which the server
+computes from the rows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from headrace.tablelayer.server.merge.writes import (
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """Rows counted from `start` up to `end`."""
+    """The number of rows between offsets `start` and `end`."""
 
     start: int
     end: int
@@ -45,7 +45,7 @@ class LogBucket(TableBucket):
     """`PartitionHooks` of a log table."""
 
     counted: Counted | None = None
-    """What counting rows has found so far (`read.bucket_state.count_log_rows`)."""
+    """The last result of counting rows, to continue from (`read.bucket_state.count_log_rows`)."""
 
     async def start(self) -> None:
         self.partition.publish_high_watermark(self.partition.replicated_offset)
@@ -54,7 +54,7 @@ class LogBucket(TableBucket):
         self.partition.publish_high_watermark(offset)
 
     async def append(self, batch: memoryview, acks: int, timeout_ms: int) -> AppendInfo:
-        """A batch of a table client. Raises KafkaError or TableError."""
+        """Append a batch of a table client. Raises KafkaError or TableError."""
         self.check_open()
         duplicate = self._duplicate(write_header(batch))
         if duplicate is not None:
@@ -116,7 +116,7 @@ class LogBucket(TableBucket):
 
     @property
     def writing(self) -> AbstractAsyncContextManager[object]:
-        """Appends do not depend on what is there."""
+        """No lock: appends do not depend on existing rows."""
         return nullcontext()
 
     async def prepare_rows(self, source: OperationSource, writer: Writer) -> bytearray | memoryview:
@@ -132,7 +132,7 @@ class LogBucket(TableBucket):
         return self.partition.log.check_producer(header)
 
     async def truncated(self, end_offset: int) -> None:
-        """Nothing is held that could be ahead of the log."""
+        """Do nothing: no state is ahead of the log."""
 
     async def close(self) -> None:
         self.closed = True
@@ -158,7 +158,7 @@ def _stamped(batch: memoryview, definition: TableDefinition, writer: Writer, now
         base_sequence=writer.base_sequence,
         sequence_count=writer.sequence_count,
     )
-    stamp_timestamp(stamped, now_ms)  # and the checksum with it
+    stamp_timestamp(stamped, now_ms)  # also computes the checksum
     return stamped
 
 

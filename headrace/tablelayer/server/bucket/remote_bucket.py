@@ -1,9 +1,9 @@
-"""A bucket that another broker leads, as one of those that a produced batch is written to (`joint_write.JointBucket`).
+"""A bucket of another broker, as one that a produced batch is written to (`joint_write.JointBucket`).
 
-Its leader prepares the rows when the bucket's turn in the one order of all comes, and holds it (`held_rows.py`) until
-all others have prepared theirs; then it logs them. What the rows can be refused for is known before anything is logged
-anywhere. Who leads it may be gone by then: what is logged elsewhere stays, and the batch is repeated, as after a
-failure of a disk.
+When the bucket's turn in the total order comes, its leader prepares the rows and locks the bucket (`held_rows.py`)
+until all other buckets are prepared; then it logs them. Every reason to refuse rows is known before anything is logged.
+The leader may be lost in between: rows that other buckets have logged stay, and the producer repeats the batch, as
+after a disk failure.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _BUSY_SECONDS: Final = 0.005
 _PREPARE_SECONDS: Final = 20.0
 _LOG_SECONDS: Final = 10.0
 _MORE_SECONDS: Final = 2.0
-"""Beyond what a request waits at the other broker."""
+"""Added to a request's own timeout when the broker waits for another broker."""
 
 
 class RemoteBucket:
-    """For one batch, whose rows for the bucket it has."""
+    """Another broker's bucket, for one batch and its rows for that bucket."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class RemoteBucket:
         try:
             await self._prepare()
         except (KafkaError, TableError) as error:
-            # It is told with those of the other buckets: of several bad rows the first one sent.
+            # Reported together with other buckets' errors: of several bad rows, the one sent first.
             self._failure = error
         try:
             yield
@@ -103,7 +103,7 @@ class RemoteBucket:
         return self._ticket
 
     async def log_prepared(self, prepared: UUID, size: int) -> AppendInfo:
-        """The charge of `size` is what was held here; its leader has charged its own budget."""
+        """Have the leader log the rows. `size` is the charge to this broker's budget; the leader charges its own."""
         self._ticket = None
         answer = await self._ask(
             m.LogRowsRequest(ticket=prepared), m.LogRowsResponse, "rows-logged", _LOG_SECONDS
@@ -127,7 +127,10 @@ class RemoteBucket:
             if not answer.is_busy:
                 break
             if asyncio.get_running_loop().time() > deadline:
-                raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"{self.name}: others write to it all the time")
+                raise KafkaError(
+                    ErrorCode.REQUEST_TIMED_OUT,
+                    f"{self.name}: the bucket is always locked by other writes; send the batch again",
+                )
             await asyncio.sleep(_BUSY_SECONDS)
         if answer.row >= 0:
             raise RowError(answer.row, answer.column, answer.reason)
@@ -162,7 +165,7 @@ class RemoteBucket:
             request = m.LogRowsRequest(ticket=ticket, release=True)
             await self._ask(request, m.LogRowsResponse, "rows-logged", _LOG_SECONDS)
         except KafkaError:
-            return  # it lets go of them by itself
+            return  # the leader releases them after a timeout
 
     async def _ask(
         self,
@@ -171,7 +174,7 @@ class RemoteBucket:
         channel: str,
         seconds: float,
     ) -> Response:
-        """Raises KafkaError(LEADER_NOT_AVAILABLE)."""
+        """Ask the bucket's leader. Raises KafkaError(LEADER_NOT_AVAILABLE)."""
         try:
             return await self._services.context.peers.ask(
                 self._leader, request, response, channel=channel, seconds=seconds
@@ -181,9 +184,9 @@ class RemoteBucket:
 
 
 def rows_of(request: m.PrepareRowsRequest, schema: Schema) -> Operations:
-    """What a broker has sent of a batch. Nothing is believed; blocking. Raises DecodeError."""
+    """Return the rows that another broker sent. All contents are checked; blocking. Raises DecodeError."""
     expected = schema.arrow()
-    fields = pa.schema([each.with_nullable(True) for each in expected])  # of deletes there are the keys alone
+    fields = pa.schema([each.with_nullable(True) for each in expected])  # deletes have key columns only
     found = decode_ipc(request.rows, fields, untrusted=True)
     rows = pa.RecordBatch.from_arrays(found.columns, schema=expected)
     count = rows.num_rows
@@ -192,14 +195,14 @@ def rows_of(request: m.PrepareRowsRequest, schema: Schema) -> Operations:
     deletes = None if request.deletes is None else _mask(request.deletes, count)
     kept = {each.column: _mask(each.cells, count) for each in request.kept}
     if not kept.keys() <= {each.id for each in schema.columns}:
-        raise DecodeError("rows of another broker keep cells of columns that there are not")
+        raise DecodeError("rows of another broker keep cells of columns that the table does not have")
     sent_as = None
     if request.sent_as is not None:
         if len(request.sent_as) != 8 * count:
             raise DecodeError(f"{count} rows of another broker have {len(request.sent_as)} bytes of numbers")
         sent_as = np.frombuffer(request.sent_as, "<i8").astype(np.intp)
         if count and not 0 <= int(sent_as.min()) <= int(sent_as.max()) < 1 << 31:
-            raise DecodeError("rows of another broker have numbers that no batch has")
+            raise DecodeError("rows of another broker have record numbers outside of any batch")
     return Operations(rows, deletes, sent_as=sent_as, kept=kept or None)
 
 
@@ -218,8 +221,10 @@ async def wait_elsewhere(
     timeout_ms: int,
     leader_epoch: int = -1,
 ) -> None:
-    """Wait for what `acks` demands of what a bucket has that another broker leads. `end_offset` -1: of all by now;
-    `leader_epoch`: in which the last of it was logged, -1 if that is not known. Raises KafkaError.
+    """Wait as `acks` demands for rows in a bucket of another broker.
+
+    `end_offset` is the end of the rows (-1: the log's present end). `leader_epoch` is the epoch in which the last row
+    was logged (-1: unknown). Raises KafkaError.
     """
     request = m.AwaitRowsRequest(
         topic=partition.topic.name,
@@ -243,7 +248,7 @@ async def wait_elsewhere(
 
 
 def _check(answer: m.TableResponse) -> None:
-    """Raises TableError, KafkaError."""
+    """Raise the answer's error: TableError or KafkaError."""
     code, message = answer.error_code, answer.error_message or ""
     if code == ErrorCode.NONE:
         return

@@ -1,20 +1,19 @@
-"""The key-value store of a bucket that another broker leads, kept warm: whoever leads next has it at once.
+"""The key-value store of a bucket that another broker leads, kept up to date so that this broker can lead at once.
 
 Invariants
-- It has the changelog's rows below some offset, which is below the high watermark that the leader has told: what it has
-  every later leader's log has, so nothing of it has to be taken back. Should an unclean election cut the log below it,
-  the store is put out of the way before the log is cut, so that no crash can bring the two together again.
-- Of the log nothing is deleted that is not in the store's files (`floor`): they are what a crash leaves.
-- A log that begins behind the store (this replica is new, or was away for long) is not gone on with before the store
-  has been copied from another broker (`may_fetch`): so every replica in sync can lead.
+- It has the changelog's rows below an offset that is below the leader's high watermark. Every later leader's log has
+  them too, so no row has to be removed. If an unclean election cuts the log below that offset, the store is moved away
+  first, so that a crash cannot bring the two together again.
+- The log keeps everything that is not in the store's files (`floor`): after a crash only the files are left.
+- If the log begins after the store's end (this replica is new, or was away for long), fetching waits until the store
+  has been copied from another broker (`may_fetch`). So every replica in sync can lead.
+- A read returns its staleness: rows acknowledged longer ago are in it (`broker.replication.safe_time`). The offset is
+  the one applied before the read began; the time is that of the read's end. A read fails, and the reader must ask the
+  leader, if the store is staler than the reader allows or its staleness is unknown. It fails also if the log was cut,
+  or while this broker is fenced and may not know the leader.
+- Two replicas are at different times: a reader that changes the replica may see older rows than before.
 
-- A read says how stale it may be: all that was acknowledged longer ago is in it (`broker.replication.safe_time`). The
-  offset that this is known of is the one that was applied before the read began, and the time is that of its end. What
-  is older than the reader wants, or of which nothing is known, is not read: the leader is to be asked. Neither is a
-  store whose log has been cut, or while this broker's fence is shut: nobody would tell it then what is granted to whom.
-- Two replicas are at two times: a reader that goes from one to the other may see less than before.
-
-Applying is one task; what blocks is done in the executor. Expiry of rows, snapshots and numbers are the leader's.
+One task applies changes; blocking work goes to the executor. The leader expires rows, takes snapshots and numbers.
 """
 
 from __future__ import annotations
@@ -48,22 +47,22 @@ logger = logging.getLogger("headrace.tables")
 Result = TypeVar("Result")
 
 TOGETHER_SECONDS: Final = 0.02
-"""What the leader tells within such a time is applied together."""
+"""Time in which high-watermark advances are collected and applied together."""
 RETRY_SECONDS: Final = 1.0
 
 
 class Staleness(NamedTuple):
-    """Of what was read: all that was acknowledged more than `ms` before is in it, and the changelog below `offset`."""
+    """A read's staleness: it includes all rows acknowledged more than `ms` ago, and the changelog below `offset`."""
 
     ms: int
     offset: int
 
 
 class Standby:
-    """`broker.partitions.hooks.ReplicaHooks` of a primary-key table. See the module's contract."""
+    """`broker.partitions.hooks.ReplicaHooks` of a primary-key table (see the module)."""
 
     def __init__(self, services: Services, follower: Follower, before: KeptStore | None = None) -> None:
-        """`before`: of the same bucket, whose store nobody has taken; it is closed first."""
+        """Create the standby. `before` holds this bucket's store, still unclaimed; it is closed first."""
         partition = follower.partition
         self._services = services
         self._follower = follower
@@ -86,9 +85,9 @@ class Standby:
         self._damage: Exception | None = None
         self._ended = False
         self.applied_rows = 0
-        """Changes that were applied since it began."""
+        """Number of changes applied since the start."""
         self.answered_lookups = 0
-        """Since it began, of keys in one bucket or of prefixes, each asked for by one request."""
+        """Number of lookups answered since the start; one request's keys or prefixes in the bucket count as one."""
 
     @property
     def name(self) -> str:
@@ -96,19 +95,19 @@ class Standby:
 
     @property
     def store(self) -> KeyValueStore | None:
-        """While it is kept here."""
+        """The store, while this standby holds it."""
         return self._store
 
     @property
     def lag_records(self) -> int:
-        """What is replicated, as far as it is known here, and not in the store."""
+        """Number of records that are replicated, as far as this broker knows, but not in the store."""
         store, log = self._store, self._log
         if log is None:
             return 0
         applied = _start_of(log) if store is None else store.applied_offset
         return max(self._follower.high_watermark - applied, 0)
 
-    # -- what the broker tells -----------------------------------------------------------------------------
+    # -- calls of the broker -------------------------------------------------------------------------------
 
     def opened(self, log: PartitionLog) -> None:
         self._log, self._found_end = log, log.log_end_offset
@@ -124,7 +123,7 @@ class Standby:
         store = self._store
         if store is not None and max(store.applied_offset, store.visible_offset) > end_offset:
             disk = self._services.store_disk
-            if disk.is_directory(self.directory):  # its files go when the next store is opened
+            if disk.is_directory(self.directory):  # the files are removed when the next store is opened
                 self._cuts += 1
                 disk.rename(
                     self.directory, self.directory.with_name(f"{self.directory.name}.cut{self._cuts}")
@@ -149,7 +148,7 @@ class Standby:
             self._moved.clear()
             try:
                 await self._apply()
-            except Exception as error:  # noqa: BLE001 - of one replica: told, and tried again
+            except Exception as error:  # noqa: BLE001 - logged for this replica, and tried again
                 await self._failed(error)
                 await self._pause(TOGETHER_SECONDS if isinstance(error, TableError) else RETRY_SECONDS)
                 continue
@@ -161,7 +160,7 @@ class Standby:
             await asyncio.sleep(seconds)
 
     async def _waited(self) -> bool:
-        """Wait for more, or until what was written long ago has to go into files. False for the latter."""
+        """Wait for new records. Return False if rows must be flushed first."""
         store = self._store
         try:
             async with asyncio.timeout(
@@ -188,7 +187,7 @@ class Standby:
             if store.applied_offset < _start_of(log):
                 await self._let_go(destroy=True)
                 raise UnrecoverableBucketError(
-                    f"it ends at offset {store.applied_offset}, and the log begins at {_start_of(log)}"
+                    f"the store ends at offset {store.applied_offset}, but the log begins at {_start_of(log)}"
                 )
             if store.applied_offset >= up_to:
                 await self._flush_if_due(store)
@@ -198,7 +197,7 @@ class Standby:
                 return
             definition = self.definition
             if definition is None:
-                return  # the table is gone, and this is about to go
+                return  # the table is gone, and this standby will go too
             data = region.read
             self.applied_rows += await services.run(
                 _replay, Tablet(store), definition.versions, data, RowTimes.of(definition)
@@ -208,7 +207,7 @@ class Standby:
     # -- reading -------------------------------------------------------------------------------------------
 
     def versions(self) -> SchemaVersions:
-        """As `KeyBucket.versions`. Raises TableError if the table is gone."""
+        """Return the schemas, as `KeyBucket.versions`. Raises TableError if the table is gone."""
         return self._services.catalog.definition(self._follower.partition.topic).versions
 
     async def read(
@@ -218,7 +217,7 @@ class Standby:
         *arguments: Any,
         quick: Callable[..., Result | None] | None = None,
     ) -> tuple[Result, Staleness]:
-        """As `KeyBucket.read`, of a state that is at most so stale. Raises KafkaError(NOT_LEADER_OR_FOLLOWER)."""
+        """Read like `KeyBucket.read`, at most `staleness_ms_max` stale. Raises KafkaError(NOT_LEADER_OR_FOLLOWER)."""
         store = self._readable()
         offset = store.applied_offset
         self._staleness(offset, staleness_ms_max)
@@ -232,9 +231,9 @@ class Standby:
             if self._store is store:
                 self._damage = error
                 self._moved.set()
-            raise self._refusal("its store is being closed or built again") from error
+            raise self._refusal("its store is being closed or rebuilt") from error
         if self._readable() is not store:
-            raise self._refusal("its store is another one by now")
+            raise self._refusal("its store was replaced during the read")
         staleness = self._staleness(offset, staleness_ms_max)
         self.answered_lookups += 1
         return result, staleness
@@ -242,7 +241,8 @@ class Standby:
     def read_at_once(
         self, staleness_ms_max: int, quick: Callable[..., Result | None], *arguments: Any
     ) -> tuple[Result, Staleness] | None:
-        """What `quick(store, ...)` gives, which must not block. Raises KafkaError(NOT_LEADER_OR_FOLLOWER)."""
+        """Return `quick(store, ...)`, which must not block, and its staleness. Raises
+        KafkaError(NOT_LEADER_OR_FOLLOWER)."""
         store = self._readable()
         offset = store.applied_offset
         result = quick(store, *arguments)
@@ -257,16 +257,16 @@ class Standby:
         if self._ended or store is None or self._cut_to is not None or follower.ended:
             raise self._refusal("it has no store to read")
         if follower.failure is not None or self._services.context.metadata.is_fenced:
-            raise self._refusal("this broker may not know what has become of it")
+            raise self._refusal("this broker may not know its present state")
         return store
 
     def _staleness(self, offset: int, ms_max: int) -> Staleness:
         at = self._follower.safe_time.at(offset)
         if at is None:
-            raise self._refusal("it is not known how stale it is")
+            raise self._refusal("its staleness is unknown")
         ms = math.ceil((self._services.context.clock.monotonic() - at) * 1000)
         if ms > ms_max:
-            raise self._refusal(f"it may be {ms} ms stale, and at most {ms_max} are asked for")
+            raise self._refusal(f"it may be {ms} ms stale, but the reader allows {ms_max} ms")
         return Staleness(ms, offset)
 
     def _refusal(self, why: str) -> KafkaError:
@@ -274,7 +274,7 @@ class Standby:
 
     @property
     def definition(self) -> TableDefinition | None:
-        """As it is known here now; None if the table is gone."""
+        """The table's definition, as this broker knows it now; None if the table is gone."""
         try:
             return self._services.catalog.definition(self._follower.partition.topic)
         except TableError:
@@ -293,18 +293,18 @@ class Standby:
         if self._ended:
             return
         if is_damage(error):
-            logger.error("%s: its key-value store is damaged; it is built again", self.name, exc_info=error)
+            logger.error("%s: its key-value store is damaged and will be rebuilt", self.name, exc_info=error)
             store, self._store = self._store, None
             self._follower.changed(self._follower)
             if store is not None:
                 await self._services.run(store.abandon)
             await self._services.run(set_aside, self._services.store_disk, self.directory)
         elif isinstance(error, TableError):
-            logger.debug("%s: a batch is here before the change of its table: %s", self.name, error)
+            logger.debug("%s: a batch arrived before the change of its table: %s", self.name, error)
         elif isinstance(error, (OSError, KafkaError, NoCopyError, UnrecoverableBucketError)):
-            logger.warning("%s does not keep up: %s", self.name, error)
+            logger.warning("%s is not up to date: %s", self.name, error)
         else:
-            logger.error("%s does not keep up", self.name, exc_info=error)
+            logger.error("%s is not up to date", self.name, exc_info=error)
 
     # -- stores --------------------------------------------------------------------------------------------
 
@@ -316,7 +316,7 @@ class Standby:
             start = _start_of(log)
             return await self._recovery.open(start, max(self._found_end, start))
         except UnrecoverableBucketError as error:
-            logger.info("%s: %s; it is copied from another broker", self.name, error)
+            logger.info("%s: %s; its store is copied from another broker", self.name, error)
         return await copy_store(
             self._services,
             self._topic,
@@ -328,10 +328,10 @@ class Standby:
         )
 
     async def _check_cut(self) -> None:
-        """Give the store up if the log was cut below what it has."""
+        """Destroy the store if the log was cut below its end."""
         cut, self._cut_to = self._cut_to, None
         if cut is not None and self._store is not None and self._store.applied_offset > cut:
-            logger.warning("%s has rows that an unclean election has taken back: it is built anew", self.name)
+            logger.warning("%s has rows that an unclean election removed; it is rebuilt", self.name)
             await self._let_go(destroy=True)
 
     async def _let_go(self, *, destroy: bool) -> None:
@@ -348,7 +348,7 @@ class Standby:
     # -- the end -------------------------------------------------------------------------------------------
 
     async def release(self) -> KeyValueStore | None:
-        """The store, for the bucket that this broker leads from now on; None if there is none to go on with."""
+        """End, and return the store for the bucket that this broker leads from now on; None if there is none."""
         self._ended = True
         self._moved.set()
         under_way = [task for task in (self._task, self._checkpointing) if task is not None]
@@ -365,7 +365,7 @@ class Standby:
         return store
 
     async def checkpoint(self, path: Path) -> None:
-        """Make `path`, which is not there, the store as it is; nothing while there is none, or no more."""
+        """Copy the store to the new folder `path`; do nothing without an open store."""
         store = self._store
         if store is None or not store.is_made or self._ended or self._checkpointing is not None:
             return
@@ -393,13 +393,14 @@ class Standby:
 
 
 def _start_of(log: PartitionLog) -> int:
-    """What is in remote storage alone is not read here: the store is copied."""
+    """Return the local log's start: records in remote storage only are not read here; the store is copied instead."""
     return log.local_start_offset
 
 
 async def remove_store(services: Services, table_id: UUID, bucket: int, *, with_table: bool = False) -> None:
-    """Of a bucket that this broker holds no longer, and whose store is closed: the store, and this broker's snapshots
-    of it. `with_table`: also those that whoever leads a bucket of one replica has.
+    """Remove the closed store of a bucket that this broker no longer has, and this broker's snapshots of it.
+
+    With `with_table` also remove the snapshots of a bucket with one replica, which follow its leader.
     """
     await services.run(_remove, services.store_disk, services.directory / str(table_id) / str(bucket))
     for replicated in (True, False) if with_table else (True,):
@@ -408,8 +409,8 @@ async def remove_store(services: Services, table_id: UUID, bucket: int, *, with_
             return
         try:
             await services.background(snapshots.forget)
-        except Exception as error:  # noqa: BLE001 - of a store or a network: told
-            logger.warning("snapshots in %s are left behind: %s", snapshots, error)
+        except Exception as error:  # noqa: BLE001 - of a store or a network: logged
+            logger.warning("snapshots in %s cannot be removed: %s", snapshots, error)
 
 
 def _replay(tablet: Tablet, versions: SchemaVersions, read: Any, times: RowTimes | None) -> int:

@@ -1,15 +1,14 @@
-"""A bucket with a key-value store, from its start to its end: what goes on beside the requests.
+"""A bucket with a key-value store, from its start to its end: the work beside requests.
 
-On a replicated bucket the store has the replicated rows, and nothing else. A broker that begins to lead one goes on
-with the store that it has kept up as a follower (`standby`), waits until its log is replicated, and replays the rest.
-Only then does it take writes and answer reads: the rows that an earlier leader may have shown are there. The start is a
-task of its own, since other brokers may have to follow first; requests wait for it a little.
+On a replicated bucket the store has replicated rows only. A broker that begins to lead takes the store that it kept as
+a follower (`standby`), waits until its log is replicated, and replays the rest. Only then does it accept writes and
+answer reads, because it then has all rows that an earlier leader may have shown. The start is a task, since other
+brokers may have to follow first; requests wait for it for a short time.
 
-After a crash the store has the rows up to some applied offset, and the rest is replayed from the log. Where old
-segments are in remote storage, changes that are not in the store's files stay local; older changes are read from
-there. A store that is damaged, or ahead of its log, is built again from a snapshot and the log (`recovery`). A read or
-a write that finds damage starts that at once, and its client is told to ask again. Snapshots are taken beside the
-requests (`snapshots`).
+After a crash the store has the rows below some applied offset; the rest is replayed from the log. Where old segments
+are in remote storage, changes that are not in the store's files stay local, and older changes are read from there. A
+store that is damaged or ahead of its log is rebuilt from a snapshot and the log (`recovery`). A read or write that
+finds damage starts this at once, and its client is told to retry. Snapshots are taken beside requests (`snapshots`).
 """
 
 from __future__ import annotations
@@ -43,16 +42,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace.tables")
 
 _STARTING_SECONDS = 2.0
-"""Maximum time that a request waits for a bucket that this broker begins to lead; then its client asks again."""
+"""Maximum time that a request waits for a bucket that this broker begins to lead; then the client retries."""
 _CLOSING_SECONDS = 0.5
-"""Maximum time that a holder of the bucket may go on when it is closed; then it finds the bucket closed."""
+"""Maximum time that a lock's holder may go on while the bucket is closed; then it finds the bucket closed."""
 
 
 class StoredBucket(TableBucket):
-    """See the module's contract. `KeyBucket` adds the writes and reads."""
+    """A bucket with a store (see the module). `KeyBucket` adds writes and reads."""
 
     def __init__(self, services: Services, partition: Partition, standby: KeptStore | None = None) -> None:
-        """`standby` has kept up the store until now, and gives it away."""
+        """Create the bucket. `standby` has kept the store up to date until now, and hands it over."""
         super().__init__(services, partition)
         self._standby = standby
         self._tasks = Tasks(self.name)
@@ -61,7 +60,7 @@ class StoredBucket(TableBucket):
         self._tablet: Tablet | None = None
         self._writing = asyncio.Lock()
         self._candidate = 0
-        """The offset up to which the log is replicated, and the rows may be stored and published."""
+        """The offset up to which the log is replicated, so that rows may be stored and published."""
         self._last_flush = services.context.clock.monotonic()
         self.snapshots = services.snapshots_of(
             partition.topic.topic_id, partition.index, replicated=partition.is_replicated
@@ -72,17 +71,17 @@ class StoredBucket(TableBucket):
         )
         self._rebuilt_at = float("-inf")
         self._no_space: OSError | None = None
-        """The reason why logged rows are not stored, while that is so."""
+        """The reason why logged rows cannot be stored, while that is so."""
         self._flush_failure: DiskFullError | None = None
 
     @property
     def store(self) -> KeyValueStore | None:
-        """The open store, while there is one."""
+        """The open store; None if there is none."""
         return None if self._tablet is None else self._tablet.kv
 
     @property
     def tablet(self) -> Tablet:
-        """The tablet of a bucket that is open and started. Raises KafkaError."""
+        """The tablet of an open and started bucket. Raises KafkaError."""
         self.check_open()
         if self._tablet is None:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.name} is starting")
@@ -113,7 +112,7 @@ class StoredBucket(TableBucket):
             self._tasks.start(Kind.SNAPSHOT, self._load_snapshots(self.snapshots))
 
     async def _started(self) -> Tablet:
-        """Return the tablet, and wait a little for a start. Raises KafkaError(NOT_LEADER_OR_FOLLOWER)."""
+        """Return the tablet; wait a short time for a running start. Raises KafkaError(NOT_LEADER_OR_FOLLOWER)."""
         starting = None if self._tablet is not None else self._tasks.under_way(Kind.START)
         if starting is not None:
             self.check_open()
@@ -121,7 +120,7 @@ class StoredBucket(TableBucket):
         return self.tablet
 
     async def _ready(self) -> Tablet:
-        """Return the tablet once it has all rows that an earlier leader may have shown. Wait a little for that.
+        """Return the tablet once it has all rows that an earlier leader may have shown; wait a short time for that.
 
         Raises KafkaError(NOT_LEADER_OR_FOLLOWER, OFFSET_NOT_AVAILABLE).
         """
@@ -138,7 +137,7 @@ class StoredBucket(TableBucket):
         standby, self._standby = self._standby, None
         store = None if standby is None else await standby.release()
         if store is not None and not log.log_start_offset <= store.applied_offset <= log.log_end_offset:
-            # The log was opened anew, and is another one than was found before.
+            # The log was opened again with other contents than the standby found.
             await self.services.run(store.close)
             store = None
         if store is None:
@@ -146,7 +145,7 @@ class StoredBucket(TableBucket):
         definition = self.definition
         tablet, versions, times = Tablet(store), definition.versions, RowTimes.of(definition)
         kept_rows, kept_offset, replayed = store.row_count, store.applied_offset, 0
-        end_offset = log.log_end_offset  # nothing is appended before this is over
+        end_offset = log.log_end_offset  # nothing is appended until the start is over
         while True:
             if self.closed:
                 await self.services.run(store.close)
@@ -162,7 +161,7 @@ class StoredBucket(TableBucket):
                 store.applied_offset, self.services.limits.replay_bytes, up_to=up_to
             )
             if found.region is None:
-                raise UnrecoverableBucketError(f"the log gives nothing at offset {store.applied_offset}")
+                raise UnrecoverableBucketError(f"the log has no batch at offset {store.applied_offset}")
             replayed += await self.services.run_on(
                 found.region, partition, _replay, tablet, versions, found.region, times
             )
@@ -179,7 +178,7 @@ class StoredBucket(TableBucket):
             )  # fmt: skip
 
     async def _opened_store(self, log: PartitionLog) -> KeyValueStore:
-        """Raises UnrecoverableBucketError, where there are other replicas NoCopyError."""
+        """Raises UnrecoverableBucketError; NoCopyError if there are other replicas."""
         try:
             return await self._recovery.open(log.log_start_offset, log.log_end_offset)
         except UnrecoverableBucketError as error:
@@ -201,7 +200,7 @@ class StoredBucket(TableBucket):
     # -- damage --------------------------------------------------------------------------------------------
 
     def _damaged(self, error: BaseException) -> KafkaError:
-        """Build the store again, whose files are damaged. Return the retriable error for the request."""
+        """Start to rebuild the store, whose files are damaged. Return the retriable error for the request."""
         if self._tasks.under_way(Kind.REBUILD) is None and not self.closed:
             logger.error("%s: its key-value store is damaged", self.name, exc_info=error)
             self._tasks.start(Kind.REBUILD, self._rebuild())
@@ -226,7 +225,7 @@ class StoredBucket(TableBucket):
             self.partition.fail(f"its key-value store is damaged and cannot be rebuilt: {error}")
 
     async def _quiesce(self) -> Tablet | None:
-        """Let the tasks that use the store end, and take the tablet away.
+        """Wait for the tasks that use the store, and take the tablet away.
 
         Call it with `_writing` held, or when the bucket is closed.
         """
@@ -244,7 +243,7 @@ class StoredBucket(TableBucket):
     def tend(self) -> bool:
         """Flush rows that were written long ago, so that replays stay short, and take a snapshot that is due.
 
-        Called at intervals. Return whether the bucket needs this again before the next write.
+        Called at intervals. Returns whether the bucket needs another call before the next write.
         """
         tablet, now = self._tablet, self.services.context.clock.monotonic()
         if tablet is None or self.closed:
@@ -273,7 +272,7 @@ class StoredBucket(TableBucket):
             self._flush_failure = None
         except DiskFullError as error:
             self._flush_failure = error
-            # Reads go on. The rows in memory are in the log too, and the next flush takes them along.
+            # Reads go on. The log has the rows in memory too, and the next flush writes them.
             disk_errors.tell(logger, f"{self.name} cannot be flushed", error)
         except Exception as error:
             if is_damage(error):
@@ -285,13 +284,13 @@ class StoredBucket(TableBucket):
     # -- snapshots -----------------------------------------------------------------------------------------
 
     async def _load_snapshots(self, snapshots: BucketSnapshots) -> None:
-        """Read the list of snapshots. Until then nothing of the log is deleted, and no snapshot is taken."""
+        """Read the list of snapshots. Until then the log keeps everything, and no snapshot is taken."""
         clock, limits = self.services.context.clock, self.services.limits
         interval = self.services.snapshot_config.interval_seconds
         while not self.closed:
             try:
                 known = await self.services.background(snapshots.load)
-            except Exception as error:  # noqa: BLE001 - of a store or a network: told, and tried again
+            except Exception as error:  # noqa: BLE001 - of a store or a network: logged, and tried again
                 logger.warning("%s: its snapshots in %s cannot be read: %s", self.name, snapshots, error)
                 await asyncio.sleep(min(limits.snapshot_retry_seconds, interval))
                 continue
@@ -303,7 +302,7 @@ class StoredBucket(TableBucket):
     async def _take_snapshot(
         self, tablet: Tablet, snapshots: BucketSnapshots, schedule: SnapshotSchedule
     ) -> None:
-        """Take a snapshot. If that fails, writes and reads go on, and the log is kept for longer."""
+        """Take a snapshot. If that fails, writes and reads go on, and the log keeps more."""
         clock, succeeded = self.services.context.clock, False
         began = clock.monotonic()
         try:
@@ -312,7 +311,7 @@ class StoredBucket(TableBucket):
             )
             succeeded = True
             if self.partition.remote is not None and not self.closed:
-                self.partition.log.roll()  # remote storage gets what the snapshot goes on from
+                self.partition.log.roll()  # remote storage then gets the segment that follows the snapshot
             await self.services.background(snapshots.clean)
             logger.info(
                 "%s: snapshot %d at offset %d: %d rows, %d files of %d bytes, %d of them uploaded in %.0f ms",
@@ -321,7 +320,7 @@ class StoredBucket(TableBucket):
             )  # fmt: skip
         except SnapshotStoppedError:
             pass
-        except Exception as error:  # noqa: BLE001 - of a store or a network: told, and tried again
+        except Exception as error:  # noqa: BLE001 - of a store or a network: logged, and tried again
             if is_damage(error):
                 self._damaged(error)
             else:
@@ -331,10 +330,10 @@ class StoredBucket(TableBucket):
             schedule.attempted(clock.monotonic(), succeeded=succeeded)
 
     async def checkpoint(self, path: Path) -> None:
-        """Copy the store, as it is at some offset of the log, to the new folder `path`. An empty store has no copy.
+        """Copy the store, as it is at some offset of the log, to the new folder `path`.
 
-        A store that is being closed or built again has none either: it can be built from the log. Raises OSError and
-        RocksDB's errors.
+        Do nothing if the store is empty, being closed or being rebuilt: it can be built from the log. Raises OSError
+        and RocksDB's errors.
         """
         tablet, services = self._tablet, self.services
         if tablet is None or not tablet.kv.is_made or self._tasks.under_way(Kind.CHECKPOINT) is not None:
@@ -343,9 +342,9 @@ class StoredBucket(TableBucket):
         await self._tasks.start(Kind.CHECKPOINT, copying)
 
     def retention_floor(self) -> int | None:
-        """Return the offset that the log is kept from: the end of the store's files, whose write-ahead log it is.
+        """Return the offset from which the log is kept: the end of the store's files, and of the oldest snapshot.
 
-        It is kept from the oldest snapshot on too, so that each snapshot can be continued.
+        The log is the store's write-ahead log, and each snapshot can be continued from it.
         """
         if self._tablet is None:
             return 0
@@ -356,13 +355,13 @@ class StoredBucket(TableBucket):
         return floor if tiered is None else min(floor, tiered)
 
     def local_floor(self) -> int | None:
-        """Return the offset from which changes stay local: a start replays them, and waits for no remote storage."""
+        """Return the offset from which changes stay local: a start replays them without waiting for remote storage."""
         return 0 if self._tablet is None else self._tablet.kv.durable_offset
 
     # -- end -----------------------------------------------------------------------------------------------
 
     async def truncated(self, end_offset: int) -> None:
-        """Fail if the store is ahead of its log: only replicated rows get into the store."""
+        """Fail if the store is ahead of its log: the store may have replicated rows only."""
         async with self._writing:
             if self._tablet is not None and self._tablet.kv.applied_offset > end_offset:
                 self.partition.fail(f"the log was cut back to {end_offset}, behind what is stored")
@@ -381,9 +380,9 @@ class StoredBucket(TableBucket):
         if self.snapshots is not None:
             try:
                 await self.services.background(self.snapshots.forget)
-            except Exception as error:  # noqa: BLE001 - of a store or a network: told
+            except Exception as error:  # noqa: BLE001 - of a store or a network: logged
                 logger.warning(
-                    "%s: its snapshots in %s are left behind: %s", self.name, self.snapshots, error
+                    "%s: its snapshots in %s cannot be removed: %s", self.name, self.snapshots, error
                 )
         await self.services.run(_remove_if_empty, self.services.store_disk, self.directory.parent)
         definition = self.definition
@@ -392,15 +391,15 @@ class StoredBucket(TableBucket):
 
     @property
     def _numbered_id(self) -> UUID:
-        """The id of the table that numbers an auto-increment column: the whole table, also for a partition."""
+        """The id of the table whose auto-increment numbers this bucket uses: the whole table, also for a partition."""
         return table_of(self.partition.topic)
 
     async def _stop(self) -> Tablet | None:
-        """Let the tasks of the bucket end; no task begins any more."""
+        """End the bucket's tasks; no new one begins."""
         self.closed = True
         loading = self._tasks.under_way(Kind.SNAPSHOT)
         if loading is not None and self._schedule is None:
-            loading.cancel()  # it waits for a place that cannot be reached
+            loading.cancel()  # the storage that it waits for cannot be reached
         self._advanced.set()
         await self._tasks.wait(Kind.START, Kind.REBUILD)
         if self._standby is not None:  # the bucket was not started
@@ -411,7 +410,7 @@ class StoredBucket(TableBucket):
             async with asyncio.timeout(_CLOSING_SECONDS):
                 held = await self._writing.acquire()
         except TimeoutError:
-            pass  # it is held for another broker, or waits for one
+            pass  # the lock is held for another broker, or waits for one
         try:
             return await self._quiesce()
         finally:
@@ -424,6 +423,6 @@ def _replay(tablet: Tablet, versions: SchemaVersions, region: Any, times: RowTim
 
 
 def _remove_if_empty(disk: Disk, directory: Path) -> None:
-    """Remove the table's folder after its last bucket, with the files that were set aside or made beside it."""
+    """Remove the table's folder after its last bucket, with the set-aside and temporary files in it."""
     if disk.is_directory(directory) and all("." in child for child in disk.directories(directory)):
         disk.remove_tree(directory)

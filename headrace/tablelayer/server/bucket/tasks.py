@@ -1,4 +1,4 @@
-"""The tasks of a bucket that go on beside its requests, at most one of each kind."""
+"""The tasks of a bucket that run beside its requests, at most one of each kind."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Kind(StrEnum):
 
 
 USES_STORE = (Kind.STORE, Kind.FLUSH, Kind.SNAPSHOT, Kind.CHECKPOINT)
-"""The tasks that use the store of the bucket: they end before the store is closed."""
+"""The tasks that use the bucket's store: they end before the store is closed."""
 
 
 class Tasks:
-    """See the module's contract. `owner` is the bucket's name, for the names of the tasks. On the event loop."""
+    """The running tasks of a bucket (see the module); `owner` names them. Runs on the event loop."""
 
     __slots__ = ("_owner", "_tasks")
 
@@ -31,19 +31,19 @@ class Tasks:
         self._tasks: dict[Kind, asyncio.Task[None]] = {}
 
     def start(self, kind: Kind, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Begin a task. No other of its kind may be under way."""
+        """Start a task. No other task of its kind may be running."""
         task = self._tasks[kind] = asyncio.get_running_loop().create_task(
             work, name=f"{kind} of {self._owner}"
         )
         return task
 
     def under_way(self, kind: Kind) -> asyncio.Task[None] | None:
-        """Return the task of this kind; None if there is none, or it has ended."""
+        """Return the running task of this kind, or None."""
         task = self._tasks.get(kind)
         return None if task is None or task.done() else task
 
     async def wait(self, *kinds: Kind) -> None:
-        """Wait until the tasks of these kinds have ended. Their errors are not raised here."""
+        """Wait until the tasks of these kinds have ended; ignore their errors."""
         tasks = [task for kind in kinds if (task := self.under_way(kind)) is not None]
         if tasks:
             await asyncio.wait(tasks)

@@ -1,1 +1,1 @@
-"""Which databases, tables and partitions there are, how their definitions are read, and which ones are accepted."""
+"""The catalog: databases, tables and partitions, reading their definitions, and checks of topic configurations."""

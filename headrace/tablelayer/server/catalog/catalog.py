@@ -1,9 +1,8 @@
 """Databases and tables. A table is a topic with a `table.schema`; a database is a node in the coordination store.
 
-The database `default` always exists. A table can only be created in a database that exists, whoever creates it
-(the table extension or a Kafka admin client); a database is dropped when it is empty, or with all of its tables.
-Names of databases are held in memory and changed after the store was, to what the store has, one change of a
-database at a time; tables are read from the broker's topics.
+The database `default` always exists. A table needs an existing database, also when a Kafka admin client creates it. A
+database is dropped when it is empty, or together with its tables. The names of databases are held in memory, and
+updated after the store; one change of a database runs at a time. Tables are read from the broker's topics.
 """
 
 from __future__ import annotations
@@ -55,11 +54,11 @@ MAX_PARTITIONS_CONFIG = "max.partition.num"
 DATABASES = "/databases"
 
 DATABASE_BYTES_MAX = 64 << 10
-"""Of a database's comment and properties: a node of a coordination store is small."""
+"""Maximum size of a database's comment and properties: a node in the coordination store must be small."""
 
 
 def is_table(config: Mapping[str, str]) -> bool:
-    """Whether a topic is a table: not a partition of one."""
+    """Return whether a topic is a table, not a partition of one."""
     return SCHEMA_CONFIG in config
 
 
@@ -72,7 +71,7 @@ def _has_rows(config: Mapping[str, str]) -> bool:
 
 
 class Database(msgspec.Struct, frozen=True):
-    """What is known of a database; `created_at_ms` is -1 for the one that was always there."""
+    """A database's attributes; `created_at_ms` is -1 for `default`."""
 
     created_at_ms: int = -1
     comment: str | None = None
@@ -92,13 +91,13 @@ class Database(msgspec.Struct, frozen=True):
         return cls(value.get("created_at_ms", -1), value.get("comment"), value.get("properties", {}))
 
     def check(self, name: str) -> None:
-        """Raises TableError(INVALID_TABLE)."""
+        """Raise TableError(INVALID_TABLE) if the database is too large to be stored."""
         size = len(self.to_json())
         if size > DATABASE_BYTES_MAX:
             raise TableError(
                 TableErrorCode.INVALID_TABLE,
-                f"the comment and properties of database '{name}' have {size} bytes; "
-                f"{DATABASE_BYTES_MAX} is the most",
+                f"the comment and properties of database '{name}' have {size} bytes; the "
+                f"maximum is {DATABASE_BYTES_MAX}",
             )
 
 
@@ -112,11 +111,11 @@ class Catalog:
         self._not_understood: dict[UUID, TopicImage] = {}
         self._definitions: dict[UUID, tuple[TopicImage, TopicImage, TableDefinition]] = {}
         self.reader: DefinitionReader
-        """There from `load` on."""
+        """Set by `load`."""
 
     @property
     def max_partitions(self) -> int:
-        """Of one table."""
+        """Maximum number of partitions of one table."""
         most: int = self.context.config[MAX_PARTITIONS_CONFIG]
         return most
 
@@ -126,11 +125,11 @@ class Catalog:
         await self._read_databases()
 
     async def run(self) -> None:
-        """Follow which databases are made, altered and dropped through other brokers, until cancelled."""
+        """Follow other brokers' changes of databases, until cancelled."""
         await follow(self.context.store, DATABASES, self._read_databases)
 
     async def refreshed(self) -> bool:
-        """From here on is known what others have made and dropped before. False: there are no others."""
+        """Read all earlier changes of other brokers. Return False if there are no other brokers."""
         metadata = self.context.metadata
         if metadata.is_alone:
             return False
@@ -156,13 +155,13 @@ class Catalog:
         return self._context
 
     def check_room(self, definition: TableDefinition) -> None:
-        """Raises TableError(TOO_MANY_PARTITIONS)."""
+        """Raise TableError(TOO_MANY_PARTITIONS) if a table cannot have another partition."""
         count, most = len(self.partition_names(definition.path)), self.max_partitions
         if count >= most:
             raise TableError(
                 TableErrorCode.TOO_MANY_PARTITIONS,
-                f"table {definition.path} has {count} partitions, and {MAX_PARTITIONS_CONFIG} is {most}: drop some, "
-                "or set the broker's configuration higher",
+                f"table {definition.path} has {count} partitions; the maximum ({MAX_PARTITIONS_CONFIG}) is {most}: "
+                "drop some, or raise the broker's configuration",
             )
 
     def check_database(self, name: str) -> None:
@@ -178,7 +177,7 @@ class Catalog:
         return sorted(self._databases)
 
     def database(self, name: str) -> Database:
-        """Raises TableError(DATABASE_NOT_FOUND)."""
+        """Return a database. Raises TableError(DATABASE_NOT_FOUND)."""
         self.check_database(name)
         return self._databases[name]
 
@@ -214,7 +213,7 @@ class Catalog:
         set_properties: Mapping[str, str],
         reset_properties: Sequence[str],
     ) -> None:
-        """`comment` None: as it is, '' takes it away. Raises TableError."""
+        """Alter a database. A `comment` of None keeps the old one; '' removes it. Raises TableError."""
         async with self._changing_database(name):
             self.check_database(name)
 
@@ -245,10 +244,10 @@ class Catalog:
                 )
             if not cascade:
                 self._check_empty(name)
-            database = self._databases.pop(name)  # no table can be created in it from here on
+            database = self._databases.pop(name)  # from here on no table can be created in it
             self._dropping.add(name)
             try:
-                await self.context.following.settled()  # those that were being created are seen now
+                await self.context.following.settled()  # tables that were being created are visible now
                 if not cascade:
                     self._check_empty(name)
                 for table in self.tables(name):
@@ -265,22 +264,22 @@ class Catalog:
         if tables:
             raise TableError(
                 TableErrorCode.DATABASE_NOT_EMPTY,
-                f"database '{name}' has {len(tables)} tables ({', '.join(tables[:5])}); drop them first, or CASCADE",
+                f"database '{name}' has {len(tables)} tables ({', '.join(tables[:5])}); drop them, or use CASCADE",
             )
 
     def _changing_database(self, name: str) -> asyncio.Lock:
-        """There as long as somebody holds it or waits for it."""
+        """Return the lock for changes of a database; it exists while it is held or awaited."""
         return self._changing.setdefault(name, asyncio.Lock())
 
     # -- tables --------------------------------------------------------------------------------------------
 
     def tables(self, database: str) -> list[str]:
-        """Names of the tables of a database, in their order; none of one that is not there."""
+        """Return the names of a database's tables, in order; an unknown database has none."""
         prefix = f"{database}."
         return [name.removeprefix(prefix) for name in self.table_topics(prefix)]
 
     def table_topics(self, prefix: str) -> list[str]:
-        """The topics of tables whose names begin so, in their order. Others are not looked at."""
+        """Return the topics of tables whose names begin with `prefix`, in order."""
         found = self.context.metadata.topics_beginning_with(prefix)
         return [topic.name for topic in found if is_table(topic.config)]
 
@@ -289,27 +288,29 @@ class Catalog:
         return topic is not None and is_table(topic.config)
 
     def table_of_partition(self, topic: str) -> str | None:
-        """The topic of the table that a topic is a partition of; None if it is none."""
-        if topic.count(".") < 2:  # the quick answer for nearly all
+        """Return the topic of the table that a topic is a partition of; None if the topic is not a partition."""
+        if topic.count(".") < 2:  # a quick answer for nearly all topics
             return None
         image = self.context.metadata.topic(topic)
         return ".".join(topic.split(".", 2)[:2]) if image is not None and is_partition(image.config) else None
 
     def all_tables(self) -> list[TableDefinition]:
-        """Whole tables, not their partitions; without those that cannot be understood, which are offline."""
+        """Return all tables, without their partitions and without tables whose definition cannot be read (they are
+        offline)."""
         found = []
         for topic in self.context.metadata.topics():
             if is_table(topic.config) and self._not_understood.get(topic.topic_id) is not topic:
                 try:
                     found.append(self.definition(topic))
-                except Exception as error:  # noqa: BLE001 - whatever is wrong with it, the others are served
-                    logger.error("table %s is left alone: %s", topic.name, error)
+                except Exception as error:  # noqa: BLE001 - one bad table must not affect the others
+                    logger.error("table %s is ignored, its definition cannot be read: %s", topic.name, error)
                     self._not_understood[topic.topic_id] = topic
         return found
 
     def definition(self, topic: TopicImage) -> TableDefinition:
-        """The table, or the partition, that a topic is. Raises TableError(TABLE_NOT_FOUND) for a partition whose table
-        is gone. May be asked from any thread.
+        """Return the table or partition that a topic is. Thread-safe.
+
+        Raises TableError(TABLE_NOT_FOUND) for a partition whose table is gone.
         """
         known = self._definitions.get(topic.topic_id)
         table = self._table_of(topic)
@@ -330,24 +331,24 @@ class Catalog:
         return definition
 
     def _table_of(self, topic: TopicImage) -> TopicImage:
-        """The topic that has the definition: the table's, of which `topic` may be a partition."""
+        """Return the topic that has the definition: `topic` itself, or its table's topic if it is a partition."""
         if not is_partition(topic.config):
             return topic
         name = ".".join(topic.name.split(".", 2)[:2])
         table = self.context.metadata.topic(name)
         if table is None or str(table.topic_id) != topic.config[PARTITION_OF_CONFIG]:
             raise TableError(
-                TableErrorCode.TABLE_NOT_FOUND, f"table {name}, whose partition {topic.name} was, is gone"
+                TableErrorCode.TABLE_NOT_FOUND, f"the table of partition {topic.name}, {name}, was dropped"
             )
         return table
 
     def bucket_count(self, path: TablePath) -> int:
-        """Buckets of the table itself, without its partitions'; 0 if there is none."""
+        """Return the number of buckets of a table or partition; 0 if it does not exist."""
         topic = self.context.metadata.topic(path.topic)
         return 0 if topic is None else topic.partition_count
 
     def by_path(self, path: TablePath) -> TableDefinition:
-        """Raises TableError: DATABASE_NOT_FOUND, TABLE_NOT_FOUND."""
+        """Return a table or partition. Raises TableError: DATABASE_NOT_FOUND, TABLE_NOT_FOUND."""
         topic = self.context.metadata.topic(path.topic)
         if topic is None or not _has_rows(topic.config):
             self.check_database(path.database)
@@ -356,7 +357,7 @@ class Catalog:
         return self.definition(topic)
 
     def by_id(self, table_id: UUID) -> TableDefinition:
-        """Raises TableError(TABLE_NOT_FOUND)."""
+        """Return a table or partition. Raises TableError(TABLE_NOT_FOUND)."""
         topic = self.context.metadata.topic_by_id(table_id)
         if topic is None or not _has_rows(topic.config):
             self._definitions.pop(table_id, None)
@@ -370,8 +371,10 @@ class Catalog:
         ignore_if_exists: bool,
         check: Callable[[TablePath, int, Mapping[str, str]], None] = lambda path, buckets, config: None,
     ) -> UUID:
-        """Create the table of a definition in JSON; its id. `check` is asked once path, buckets and configuration are
-        known, before anything else. Raises TableError, and what `check` raises.
+        """Create the table of a definition in JSON; return its id.
+
+        `check` is called first, once path, buckets and configuration are known. Raises TableError, and what `check`
+        raises.
         """
         path, buckets, config = await self.reader.run(read_definition, text)
         check(path, buckets, config)
@@ -408,19 +411,19 @@ class Catalog:
         expected_schema_id: int = -1,
         check: Callable[[Mapping[str, str | None]], None] = lambda config: None,
     ) -> TableDefinition:
-        """Carry out all changes of a list in JSON, or none; the table as it is then. `check` is asked for each set of
-        configurations that would be changed. Raises TableError, and what `check` raises.
+        """Apply all changes of a list in JSON, or none; return the altered table.
 
-        Two ALTERs at once are carried out one after the other. Whoever else changes the topic's configuration
-        meanwhile is found out by the metadata, which accepts a change of the schema only if it was made from
-        the one that the table has at that moment; then it is worked out again.
+        `check` is called for each set of changed configurations. Raises TableError, and what `check` raises.
+
+        Concurrent ALTERs run one after the other. If another request changes the topic's configuration meanwhile, the
+        metadata rejects the change, because it was not made from the current schema. It is then computed again.
         """
         changes = await self.reader.run(read_changes, text)
         async with self._altering:
             if path.partition is not None:
                 raise TableError(
                     TableErrorCode.INVALID_TABLE,
-                    f"{path} is a partition: alter table {path.whole}, and all of its partitions follow",
+                    f"{path} is a partition: alter table {path.whole}; its partitions follow",
                 )
             altered = await self._alter_table(path, changes, expected_schema_id, check)
         if altered.is_partitioned:
@@ -439,7 +442,7 @@ class Catalog:
             if expected_schema_id not in (-1, before.schema.schema_id):
                 raise TableError(
                     TableErrorCode.SCHEMA_CHANGED,
-                    f"table {path} has schema {before.schema.schema_id} by now, not {expected_schema_id}",
+                    f"table {path} now has schema {before.schema.schema_id}, not {expected_schema_id}",
                 )
             changed = await self.reader.run(changed_configs, before, changes)
             if not changed:
@@ -468,7 +471,7 @@ class Catalog:
         if topic is None or not is_table(topic.config):
             if ignore_if_not_exists:
                 return
-            self.by_path(path)  # says what is wrong
+            self.by_path(path)  # raises the exact error
             return
         self._definitions.pop(topic.topic_id, None)
         try:
@@ -484,7 +487,7 @@ class Catalog:
     # -- partitions ----------------------------------------------------------------------------------------
 
     def partition_names(self, path: TablePath) -> list[str]:
-        """The names of a table's partitions, in order."""
+        """Return the names of a table's partitions, in order."""
         prefix = f"{path.topic}."
         return [
             topic.name.removeprefix(prefix)
@@ -493,7 +496,7 @@ class Catalog:
         ]
 
     def partitions(self, definition: TableDefinition) -> list[TableDefinition]:
-        """A table's partitions in order of name. Raises TableError(NOT_PARTITIONED)."""
+        """Return a table's partitions in order of name. Raises TableError(NOT_PARTITIONED)."""
         check_partitioned(definition)
         found = []
         for name in self.partition_names(definition.path):
@@ -505,8 +508,10 @@ class Catalog:
     async def create_partition(
         self, definition: TableDefinition, name: str, *, ignore_if_exists: bool
     ) -> TableDefinition:
-        """Create a partition of a table. Raises TableError, and KafkaError(NOT_ENOUGH_REPLICAS) as long as brokers are
-        missing: nobody has asked for a number of replicas here, and whoever writes tries again.
+        """Create a partition of a table.
+
+        Raises TableError, and KafkaError(NOT_ENOUGH_REPLICAS) while brokers are missing. That error is retriable: the
+        client did not choose the number of replicas, and a writer tries again.
         """
         check_partitioned(definition)
         path = definition.of_partition(name, None).path
@@ -515,7 +520,7 @@ class Catalog:
             if canonical != value:
                 raise TableError(
                     TableErrorCode.INVALID_PARTITION,
-                    f"partition column '{key}': '{value}' is written '{canonical}'",
+                    f"partition column '{key}': '{value}' must be written '{canonical}'",
                 )
         existing = self.context.metadata.topic(path.topic)
         if existing is None:
@@ -527,7 +532,8 @@ class Catalog:
             except KafkaError as error:
                 if error.code is ErrorCode.INVALID_REPLICATION_FACTOR:
                     raise KafkaError(
-                        ErrorCode.NOT_ENOUGH_REPLICAS, f"partition {path} cannot be made now: {error.message}"
+                        ErrorCode.NOT_ENOUGH_REPLICAS,
+                        f"partition {path} cannot be created now: {error.message}",
                     ) from error
                 if error.code not in (ErrorCode.TOPIC_ALREADY_EXISTS, ErrorCode.INVALID_CONFIG):
                     raise
@@ -540,7 +546,7 @@ class Catalog:
         if not is_partition(existing.config):
             raise TableError(
                 TableErrorCode.PARTITION_EXISTS,
-                f"topic {path} is a plain topic, so that there can be no partition of this name",
+                f"{path} is a plain topic: choose another partition, or delete the topic",
             )
         if not ignore_if_exists:
             raise TableError(TableErrorCode.PARTITION_EXISTS, f"partition {path} exists already")
@@ -554,8 +560,9 @@ class Catalog:
         ignore_if_not_exists: bool,
         only_while: Callable[[], bool] | None = None,
     ) -> None:
-        """Delete a partition, its rows and its log; `only_while` as of a topic. Raises TableError(PARTITION_NOT_FOUND),
-        KafkaError.
+        """Delete a partition, its rows and its log; for `only_while` see `delete_topic`.
+
+        Raises TableError(PARTITION_NOT_FOUND), KafkaError.
         """
         check_partitioned(definition)
         path = definition.path.of_partition(name)
@@ -573,8 +580,9 @@ class Catalog:
             raise TableError(TableErrorCode.PARTITION_NOT_FOUND, f"partition {path} does not exist")
 
     async def follow(self, definition: TableDefinition) -> None:
-        """Bring what Kafka's log goes by (retention, ...) to every partition; what a crash leaves out is done at the
-        next check.
+        """Copy the configurations of Kafka's log (retention, ...) to every partition.
+
+        The next check completes it after a crash.
         """
         wanted = definition.to_partition_config()
         for partition in self.partitions(definition):
@@ -593,7 +601,7 @@ class Catalog:
                     raise
 
     async def drop_orphans(self) -> None:
-        """Delete partitions whose table is gone: it was dropped through Kafka, or a crash came between."""
+        """Delete partitions whose table is gone: it was dropped through Kafka, or dropping stopped in a crash."""
         for topic in self.context.metadata.topics():
             if not is_partition(topic.config):
                 continue

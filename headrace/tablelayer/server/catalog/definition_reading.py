@@ -1,4 +1,4 @@
-"""Definitions as texts and configurations: how large they may be, and a thread in which they are read."""
+"""Definitions as texts and configurations: their maximum size, and the thread that reads them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from headrace.broker.runtime.ports import Threads
 
 DEFINITION_BYTES_MAX = 1_000_000
-"""Of a table's configuration, its earlier schemas too, and of a statement in JSON: what a node of ZooKeeper holds."""
+"""Maximum size of a table's configuration, with earlier schemas, and of a statement in JSON: the size of a ZooKeeper
+node."""
 
 Result = TypeVar("Result")
 
 
 class DefinitionReader:
-    """Where definitions are read, one after the other: the largest take seconds, which nobody else may wait for."""
+    """A thread that reads definitions one by one: the largest take seconds, and must not block other work."""
 
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
@@ -37,7 +38,7 @@ class DefinitionReader:
 
 
 class ReadConfig(dict[str, str]):
-    """A table's configuration in its normal form, and what it says: reading it again takes as long."""
+    """A table's configuration in normal form, with its definition, so that it need not be read again."""
 
     def __init__(self, definition: TableDefinition) -> None:
         super().__init__(definition.to_topic_config())
@@ -67,7 +68,7 @@ def read_new(path: TablePath, partitions: int, config: Mapping[str, str]) -> Rea
     if HISTORY_CONFIG in config or definition.schema.schema_id != FIRST_SCHEMA_ID:
         raise TableError(
             TableErrorCode.INVALID_TABLE,
-            f"table {path} is new: it has no '{HISTORY_CONFIG}', and its schema has id {FIRST_SCHEMA_ID}",
+            f"table {path} is new: it must have no '{HISTORY_CONFIG}', and schema id {FIRST_SCHEMA_ID}",
         )
     wrong = lake_complaint(definition)
     if wrong is not None:
@@ -86,7 +87,7 @@ def _check_size(what: str, text: str) -> None:
     size = len(text.encode(errors="replace"))
     if size > DEFINITION_BYTES_MAX:
         raise TableError(
-            TableErrorCode.INVALID_TABLE, f"{what} has {size} bytes; {DEFINITION_BYTES_MAX} are the most"
+            TableErrorCode.INVALID_TABLE, f"{what} has {size} bytes; the maximum is {DEFINITION_BYTES_MAX}"
         )
 
 
@@ -96,6 +97,6 @@ def _check_config_size(path: TablePath, config: Mapping[str, str]) -> None:
     if size > DEFINITION_BYTES_MAX:
         raise TableError(
             TableErrorCode.INVALID_TABLE,
-            f"the definition of table {path} has {size} bytes, its earlier schemas {sizes.get(HISTORY_CONFIG, 0)} of "
-            f"them; {DEFINITION_BYTES_MAX} are the most",
+            f"the definition of table {path} has {size} bytes ({sizes.get(HISTORY_CONFIG, 0)} for earlier "
+            f"schemas); the maximum is {DEFINITION_BYTES_MAX}",
         )

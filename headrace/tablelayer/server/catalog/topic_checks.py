@@ -1,7 +1,7 @@
-"""Which configurations topics may have that are tables or partitions of tables, and which ones all others.
+"""Checks of topic configurations: of tables, partitions of tables, and plain topics.
 
-Asked by the broker whoever creates or alters a topic, the table extension or a client of Kafka. What is accepted comes
-back in its normal form, so that equal tables have equal configurations.
+The broker calls them for every new or altered topic, also from Kafka clients. They return the configuration in normal
+form, so that equal tables have equal configurations.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
     from headrace.broker.partitions.topic import TopicImage
 
 PARTITION_PREFIX = re.compile(r"([A-Za-z0-9_-]+\.[A-Za-z0-9_-]+)\..+")
-"""A topic with more than one dot in its name: its table would be the first group."""
+"""A topic with more than one dot in its name; the first group would be its table."""
 
 
 class TopicChecks:
-    """What a `broker.replication.topic_policy.TopicPolicy` says of configurations."""
+    """The part of a `broker.replication.topic_policy.TopicPolicy` that checks configurations."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
 
     async def validate_topic(self, topic: str, partitions: int, config: Mapping[str, str]) -> dict[str, str]:
-        """The configuration of a new topic in its normal form. Raises KafkaError(INVALID_CONFIG)."""
+        """Return the configuration of a new topic in normal form. Raises KafkaError(INVALID_CONFIG)."""
         if PARTITION_OF_CONFIG in config:
             return self._validate_partition(topic, partitions, config)
         if not is_table(config):
@@ -67,7 +67,7 @@ class TopicChecks:
         return normal
 
     def _check_registry(self, definition: TableDefinition) -> None:
-        """Avro values by a registry's ids need a registry."""
+        """Raise TableError if Avro values need a registry that is missing or not allowed."""
         settings = definition.settings
         if settings.kafka_value_format is not KafkaValueFormat.AVRO:
             return
@@ -82,13 +82,13 @@ class TopicChecks:
         ):
             raise TableError(
                 TableErrorCode.INVALID_TABLE,
-                f"table {definition.path} has Avro values, but no schema registry: give it one "
-                f"('{TableOptions.avro_registry.name}'), or the server ('{REGISTRY_URL}'), or say "
+                f"table {definition.path} has Avro values, but no schema registry: set one for the table "
+                f"('{TableOptions.avro_registry.name}') or the server ('{REGISTRY_URL}'), or set "
                 f"'{TableOptions.avro_schema.name}' = '{AvroSchemaPlace.RECORD}'",
             )
 
     def _validate_partition(self, topic: str, partitions: int, config: Mapping[str, str]) -> dict[str, str]:
-        """A new partition's topic: the table must be there, and must be the one that is meant."""
+        """Return a new partition's configuration; its table must exist and have the given id. Raises KafkaError."""
         try:
             path = TablePath.parse(topic)
             if path.partition is None:
@@ -115,17 +115,17 @@ class TopicChecks:
         return definition.to_partition_config()
 
     def _check_precreated(self, definition: TableDefinition) -> None:
-        """There can be no more partitions ahead of time than there can be at all."""
+        """Raise TableError if more partitions are to be precreated than a table may have."""
         count, most = definition.settings.auto_partition_precreate or 0, self._catalog.max_partitions
         if count > most:
             raise TableError(
                 TableErrorCode.INVALID_TABLE,
                 f"option '{TableOptions.auto_partition_precreate.name}' = '{count}': a table may have {most} "
-                f"partitions ({MAX_PARTITIONS_CONFIG} of the broker); give a number up to that",
+                f"partitions ({MAX_PARTITIONS_CONFIG} of the broker); choose a number up to that",
             )
 
     def _refuse_name_of_partition(self, topic: str) -> None:
-        """A plain topic must not stand where a partition would be."""
+        """Raise KafkaError if a plain topic would have the name of a partition."""
         match = PARTITION_PREFIX.fullmatch(topic)
         if match is None:
             return
@@ -140,7 +140,7 @@ class TopicChecks:
     async def validate_change(
         self, topic: TopicImage, partitions: int, config: Mapping[str, str]
     ) -> dict[str, str]:
-        """The configuration that an existing topic is to get. Raises KafkaError."""
+        """Return the new configuration of an existing topic in normal form. Raises KafkaError."""
         if is_partition(topic.config):
             return self._validate_partition_change(topic, partitions, config)
         if not is_table(topic.config):
@@ -156,7 +156,8 @@ class TopicChecks:
         if partitions != topic.partition_count:
             raise KafkaError(
                 ErrorCode.INVALID_PARTITIONS,
-                f"table {topic.name} has {topic.partition_count} buckets: its rows are placed by that number",
+                f"table {topic.name} has {topic.partition_count} buckets, which cannot change: "
+                "its rows are placed by that number",
             )
         try:
             _refuse_record_options(config)
@@ -174,13 +175,14 @@ class TopicChecks:
         if partitions != topic.partition_count:
             raise KafkaError(
                 ErrorCode.INVALID_PARTITIONS,
-                f"{topic.name} has {topic.partition_count} buckets: its rows are placed by that number",
+                f"{topic.name} has {topic.partition_count} buckets, which cannot change: "
+                "its rows are placed by that number",
             )
         given = sorted(name for name in config if is_table_option(name) and name != PARTITION_OF_CONFIG)
         if given or config.get(PARTITION_OF_CONFIG) != topic.config[PARTITION_OF_CONFIG]:
             raise KafkaError(
                 ErrorCode.INVALID_CONFIG,
-                f"{topic.name} is a partition: '{given[0] if given else PARTITION_OF_CONFIG}' is the table's own",
+                f"{topic.name} is a partition: '{given[0] if given else PARTITION_OF_CONFIG}' is set for the table",
             )
         try:
             _refuse_record_options(config)
@@ -200,7 +202,7 @@ def _table_path(topic: str) -> TablePath:
 
 
 _RECORD_OPTIONS = {"cleanup.policy": "delete", "compression.type": "producer"}
-"""Configurations about Kafka records, which a table's log does not hold, and the value that asks for nothing."""
+"""Configurations of Kafka records, which a table's log does not have; each with the value that has no effect."""
 
 
 def _refuse_record_options(config: Mapping[str, str]) -> None:
@@ -208,13 +210,13 @@ def _refuse_record_options(config: Mapping[str, str]) -> None:
         if config.get(name, harmless).strip() != harmless:
             raise TableError(
                 TableErrorCode.INVALID_TABLE,
-                f"{name}={config[name]} is about the records of a plain topic; a table cannot have it. "
+                f"{name}={config[name]} is for plain topics; a table cannot have it. "
                 "A table with a primary key keeps the last row of each key by itself",
             )
 
 
 def _check_topic_lake(topic: str, config: Mapping[str, str]) -> None:
-    """The `datalake.*` configurations of a plain topic. Raises KafkaError(INVALID_CONFIG)."""
+    """Check the `datalake.*` configurations of a plain topic. Raises KafkaError(INVALID_CONFIG)."""
     if any(name.startswith(PREFIX) for name in config):
         try:
             TopicLake.parse(topic, config)
@@ -223,7 +225,7 @@ def _check_topic_lake(topic: str, config: Mapping[str, str]) -> None:
 
 
 def _check_fixed_in_lake(topic: TopicImage, config: Mapping[str, str]) -> None:
-    """What says where the lake table is and how rows get there stays while the topic is tiered."""
+    """Raise KafkaError if the lake table's place or format would change while the topic is tiered."""
     if not (is_tiered_topic(topic.config) and is_tiered_topic(config)):
         return
     for name in (
@@ -236,7 +238,7 @@ def _check_fixed_in_lake(topic: TopicImage, config: Mapping[str, str]) -> None:
             raise KafkaError(
                 ErrorCode.INVALID_CONFIG,
                 f"'{name}' of topic {topic.name!r} is {topic.config.get(name)!r} while it is tiered: set "
-                f"'{TopicOptions.enabled.name}' to false first, and choose another lake table or drop this one",
+                f"'{TopicOptions.enabled.name}' to false first, then choose another lake table or drop this one",
             )
 
 

@@ -1,1 +1,1 @@
-"""A table as Kafka's clients see it: rows as records and back, and the schemas that they are written with."""
+"""A table as Kafka's clients see it: rows as records and back, and the schemas of Avro values."""

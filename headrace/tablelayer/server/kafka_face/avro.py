@@ -1,11 +1,10 @@
-"""Avro in the values and keys of Kafka records: which schema each was written with, and the rows by it.
+"""Avro in the values and keys of Kafka records: the schema of each one, and the rows decoded by it.
 
-Two forms are read: Confluent's wire format (a zero byte, the schema's id in a registry in four bytes, the record) and
-object container files (the schema in front, one block of one record, not compressed). Which of them a table's own
-values have is `table.kafka.avro.schema`. Single-object encoding is not among them: it names a schema by a fingerprint
-alone.
+Two forms are read: Confluent's wire format (a zero byte, four bytes with the schema's id in a registry, the record) and
+object container files (the schema, then one block of one record, not compressed). `table.kafka.avro.schema` chooses the
+form of a table's own values. Single-object encoding is not supported: it names a schema by a fingerprint alone.
 
-Pure; the schemas of ids come from `schema_registry`.
+Pure; `schema_registry` gives the schemas of ids.
 """
 
 from __future__ import annotations
@@ -30,18 +29,19 @@ from headrace.tablelayer.model.schema.schema import Column
 
 Indices = npt.NDArray[np.int64]
 Schemas = Mapping[int, "AvroSchema | str"]
-"""By id; a text says why there is none."""
+"""Schemas by id; a text instead of a schema is the reason why there is none."""
 
 SCHEMAS_PER_BATCH_MAX = 64
-"""A producer has one or two; each may be a request to the registry, or a schema to parse."""
+"""Maximum number of Avro schemas in a batch. A producer has one or two; each may cost a registry request or parsing."""
 
-_ID_END = 5  # a zero byte and four of the id
+_ID_END = 5  # a zero byte and four bytes of the id
 _CONTAINER = b"Obj\x01"
 _SYNC_SIZE = 16
 
 
 def schema_ids(records: RecordColumns) -> list[int]:
-    """The ids in front of the values, and of the keys of null values. Raises RowError if they are too many."""
+    """Return the schema ids at the start of values, and of the keys of null values. Raises RowError if there are too
+    many."""
     deleted = records.value_length < 0
     start = np.where(deleted, records.key_start, records.value_start)
     length = np.where(deleted, records.key_length, records.value_length)
@@ -49,19 +49,19 @@ def schema_ids(records: RecordColumns) -> list[int]:
     known: list[int] = [each for each in ids if each >= 0]
     if len(known) > SCHEMAS_PER_BATCH_MAX:
         raise RowError(
-            0, None, f"the batch has {len(known)} Avro schemas; at most {SCHEMAS_PER_BATCH_MAX} are read"
+            0, None, f"the batch has {len(known)} Avro schemas; the maximum is {SCHEMAS_PER_BATCH_MAX}"
         )
     return known
 
 
 def has_id(payload: np.ndarray, start: Indices, length: Indices) -> npt.NDArray[np.bool_]:
-    """Which pieces begin with the id of a schema."""
+    """Return which pieces begin with a schema id."""
     found: npt.NDArray[np.bool_] = _ids(payload, start, length) >= 0
     return found
 
 
 def _ids(payload: np.ndarray, start: Indices, length: Indices) -> Indices:
-    """The id in front of each piece, -1 where there is none."""
+    """Return the schema id at the start of each piece, -1 if there is none."""
     long_enough = length >= _ID_END
     at = np.where(long_enough, start, 0)
     if not len(payload):
@@ -86,8 +86,10 @@ def add_rows(
     bare: bool = False,
     units: Mapping[str, str] | None = None,
 ) -> None:
-    """Take n values apart by their schemas and `add` each part: which of them, and what decodes them or raises
-    RowError. `bare`: a value of the one column need not be in a record. `units`: see `avro_to_rows`."""
+    """Group n values by schema and `add` each group: its indices, and a function that decodes them or raises RowError.
+
+    With `bare`, the value of the only column need not be in a record. `units`: see `avro_to_rows`.
+    """
     ids = _ids(payload, start, length)
     for each in np.unique(ids).tolist():
         at = np.flatnonzero(ids == each)
@@ -134,7 +136,8 @@ def _add_containers(
     units: Mapping[str, str] | None,
     add: Add,
 ) -> None:
-    """Values with their schemas. Those of one producer begin alike, up to the marker, and are read together."""
+    """Add values that contain their schemas. Those of one producer begin alike, up to the sync marker, and are read
+    together."""
     values = binary_array(np.append(texts.starts, texts.ends[-1]).astype(np.int32), texts.data)
     left = np.ones(len(at), np.bool_)
     for number in range(SCHEMAS_PER_BATCH_MAX + 1):
@@ -180,7 +183,7 @@ def _container_decoder(
         part = AvroTexts(texts.data, starts[:good], (starts + sizes)[:good])
         rows = avro_to_rows(part, schema, columns, unknown_fields=unknown_fields, units=units)
         if bad >= 0:
-            raise RowError(bad, None, "it is no whole Avro container file of one block with one record")
+            raise RowError(bad, None, "it is not a complete Avro container file of one block with one record")
         return rows
 
     return decode
@@ -192,11 +195,11 @@ def _parsed(text: str) -> AvroSchema:
 
 
 def _metadata(data: bytes) -> tuple[int, str]:
-    """(bytes in front of the sync marker, the schema) of a container file. Raises AvroSchemaError."""
+    """Return (bytes before the sync marker, the schema) of a container file. Raises AvroSchemaError."""
     if data[:4] != _CONTAINER:
         begins = data[:8].hex(" ") or "nothing"
         raise AvroSchemaError(
-            "it is no Avro value: it begins with "
+            "it is not an Avro value: it begins with "
             + begins
             + ", where a zero byte and the schema's id in a registry "
             "are expected, or a container file"
@@ -215,18 +218,18 @@ def _metadata(data: bytes) -> tuple[int, str]:
                 for _ in range(2):
                     length, position = _number(padded, position)
                     if not 0 <= length <= len(data) - position:
-                        raise AvroSchemaError("the metadata of the Avro container file are cut off")
+                        raise AvroSchemaError("the metadata of the Avro container file is cut off")
                     pieces.append(padded[position : position + length])
                     position += length
                 entries[pieces[0]] = pieces[1]
         text = entries[b"avro.schema"].decode()
     except (IndexError, KeyError, UnicodeDecodeError) as error:
-        raise AvroSchemaError(f"the metadata of the Avro container file are wrong: {error!r}") from None
+        raise AvroSchemaError(f"the metadata of the Avro container file is wrong: {error!r}") from None
     codec = entries.get(b"avro.codec", b"null")
     if codec != b"null":
         raise AvroSchemaError(
-            f"the Avro container file is compressed ({codec.decode(errors='replace')[:20]}), which is not read: leave "
-            "it to the producer's compression.type"
+            f"the Avro container file is compressed ({codec.decode(errors='replace')[:20]}), which is not "
+            "supported: leave compression to the producer's compression.type"
         )
     return position, text
 

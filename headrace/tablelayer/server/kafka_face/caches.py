@@ -1,4 +1,4 @@
-"""What is remembered of batches that consumers read in Kafka's form, and how much memory that may take."""
+"""Caches of batches that consumers read in Kafka's form, and the limits of their memory."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Value = TypeVar("Value")
 
 
 class SizedCache(Generic[Value]):
-    """Values of so many bytes together, least recently used first out. May be used from any thread."""
+    """A least-recently-used cache with a maximum size in bytes. Thread-safe."""
 
     def __init__(self, max_bytes: int, share: int = 4) -> None:
-        """A value that takes more than one `share`-th of it is not kept."""
+        """Create a cache of `max_bytes`; a value larger than `max_bytes` / `share` is not kept."""
         self._max_bytes = max_bytes
         self._share = share
         self._bytes = 0
@@ -42,7 +42,7 @@ class SizedCache(Generic[Value]):
     def put(self, key: Hashable, value: Value, size: int) -> None:
         if size > self._max_bytes // self._share:
             return
-        dropped = []  # freed without the lock: what is told of that may ask for it
+        dropped = []  # freed outside of the lock: a finalizer may take it
         with self._lock:
             old = self._values.pop(key, None)
             if old is not None:
@@ -56,13 +56,12 @@ class SizedCache(Generic[Value]):
 
 
 class ConsumedBytes:
-    """Bytes of batches in Kafka's form, for as long as somebody holds them: consumers that they are sent to, the cache.
-    May be used from any thread."""
+    """The number of bytes of batches in Kafka's form that responses to consumers or the cache hold. Thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self.used = 0
-        self._lock = threading.RLock()  # memory is freed at any place
+        self._lock = threading.RLock()  # re-entrant: memory can be freed at any point
 
     @property
     def left(self) -> int:
@@ -79,7 +78,7 @@ class ConsumedBytes:
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """A stored batch and its rows, of the schema that they were written under."""
+    """A stored batch and its rows, in the schema with which they were written."""
 
     batch: ArrowBatch
     rows: pa.RecordBatch
@@ -90,11 +89,11 @@ class Opened(msgspec.Struct, frozen=True):
 
 
 class PieceCaches:
-    """Of all buckets together."""
+    """The caches that all buckets share."""
 
     def __init__(self, limits: Limits) -> None:
         self.transcoded = SizedCache[tuple[int, int, memoryview]](limits.transcoded_cache_bytes)
-        """First row, last row and bytes of pieces of batches."""
+        """First row, end row and bytes of pieces of batches."""
         self.opened: SizedCache[Opened] = SizedCache(limits.opened_cache_bytes, 1)
-        """Batches that are more than a piece, with their rows."""
+        """Batches larger than a piece, with their rows."""
         self.consumed = ConsumedBytes(limits.consumed_bytes_max)

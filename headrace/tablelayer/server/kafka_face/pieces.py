@@ -1,11 +1,11 @@
-"""What Kafka consumers get of a region of the log: its batches in Kafka's form, a piece of each at a time.
+"""The records that Kafka consumers get of a region of the log: its batches in Kafka's form, in pieces.
 
-JSON is many times as large as what is stored, and a batch of a few kilobytes may have a million rows. So a batch that
-becomes more than a piece is cut, by halves, into pieces of about a MiB that have offsets of their own, and a consumer
-gets those that fit into its fetch, from the one on that its offset is in; the first one in any case (KIP-74). Where the
-cuts are depends on the batch alone, so consumers share the pieces. A -U stays with its +U.
+JSON is many times larger than stored rows, and a batch of a few kilobytes may have a million rows. So a large batch is
+cut by halves into pieces of about a MiB with their own offsets. A consumer gets the pieces that fit into its fetch,
+from its offset on, and always the first one (KIP-74). The cuts depend on the batch alone, so consumers share the
+pieces. A -U stays with its +U.
 
-A batch that cannot be read becomes an empty one over the same offsets, so that consumers get on, and is reported.
+An unreadable batch becomes an empty one over the same offsets, so that consumers can go on, and is reported.
 
 Blocking: called in executor threads.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _PIECE_BYTES: Final = 1 << 20
 _PIECE_BYTES_MIN: Final = 64 << 10
-"""Of consumers with small fetches: the fixed cost of a piece is some hundred rows'."""
+"""Minimum size of a piece, for consumers with small fetches: a piece costs as much as some hundred rows."""
 _RECORD_BYTES: Final = 24
 _ENVELOPE_BYTES: Final = 100
 _UNBOUNDED: Final = (1 << 63) - 1
@@ -45,10 +45,10 @@ _UNREADABLE: Final = (
 
 
 class Answer:
-    """What a consumer gets."""
+    """The pieces for one consumer, up to a maximum size."""
 
     def __init__(self, max_bytes: int, *, must: bool) -> None:
-        """`must`: the first piece has room however large it is."""
+        """Create an empty answer. With `must`, the first piece is taken whatever its size."""
         self.parts: list[memoryview] = []
         self.size = 0
         self.records = 0
@@ -65,9 +65,8 @@ class Answer:
 
 
 class Consumption:
-    """A fetch of one bucket: `definition` and `frame` say how its values are written. `unreadable` is told of batches
-    that are passed over.
-    """
+    """A fetch from one bucket. `definition` and `frame` determine how its values are written; `unreadable` is called
+    with skipped batches."""
 
     def __init__(
         self,
@@ -95,7 +94,7 @@ class Consumption:
             self._row_bytes += frame.size
 
     def read(self, region: FileRegion, offset: int, answer: Answer) -> None:
-        """Fill the answer with pieces of the region's batches, from the one on that has the offset."""
+        """Fill the answer with pieces of the region's batches, from the batch with the offset on."""
         for position, header in headers_of(region):
             if header.next_offset > offset and not self._read_batch(region, position, header, offset, answer):
                 return
@@ -103,7 +102,7 @@ class Consumption:
     def _read_batch(
         self, region: FileRegion, position: int, header: BatchHeader, offset: int, answer: Answer
     ) -> bool:
-        """False if a piece did not fit any more."""
+        """Add a batch's pieces. Return False if one did not fit."""
         row, opened = max(0, offset - header.base_offset), None
         cache = self._caches.transcoded
         while True:
@@ -155,8 +154,8 @@ class Consumption:
             return found
         batch = ArrowBatch.parse(region.read_at(position, header.size))
         schema = self._definition.versions.get(batch.schema_id)
-        # The whole of it is looked at once more: what a kernel follows must not lead out of its buffers, and batches
-        # were taken in before there were checks.
+        # Check the whole batch again: a kernel must not be led out of its buffers, and old batches were accepted before
+        # there were checks.
         rows = batch.to_record_batch(
             schema.arrow(), untrusted=True, rows_max=_UNBOUNDED, bytes_max=STORED_BYTES_MAX
         )
@@ -166,12 +165,12 @@ class Consumption:
         return found
 
     def _size(self, rows: pa.RecordBatch) -> int:
-        """About how many bytes rows become."""
+        """Return about how many bytes the rows become."""
         texts = sum(map(text_size, rows.columns))
         return int(self._times * texts + rows.num_rows * self._row_bytes)
 
     def _piece(self, opened: Opened, row: int) -> tuple[int, int]:
-        """The rows, from and up to, of the piece that has a row."""
+        """Return the row range [first, end) of the piece that contains a row."""
         first, last = 0, opened.rows.num_rows
         changes = opened.batch.change_types
         while last - first > 1 and self._size(opened.rows.slice(first, last - first)) > self._piece_bytes:

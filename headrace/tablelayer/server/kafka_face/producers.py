@@ -1,7 +1,6 @@
-"""What a Kafka producer may send to a table, and what it is told when it is wrong (R17.2, R17.3).
+"""Checks of a Kafka producer's batch for a table, and the errors it gets (R17.2, R17.3).
 
-The batch as a whole is checked here, its records become operations by way of `transcode`. Pure; called in
-executor threads.
+The batch as a whole is checked here; `transcode` turns its records into operations. Pure; called in executor threads.
 """
 
 from __future__ import annotations
@@ -31,17 +30,18 @@ from headrace.tablelayer.server.merge.engines import Operations
 from headrace.tablelayer.server.merge.writes import Writer, admit
 
 _SAMPLES = 200
-"""Records that are looked at at once for fields that are no columns."""
+"""Number of records that are examined together for fields that are not columns."""
 _FORWARDED_PARTITIONS = MAX_BUCKET_COUNT
 _WHOLE_TABLES = 1 << 62
 PRODUCER_IDS = (1 << 50) - 1
-"""Ids of producers are below this, so that those derived from them fit int64, each for one producer and partition. They
-are given out one after the other from 0: Kafka's logs take ids that were never given out, tables cannot.
+"""Exclusive maximum of producer ids: the ids derived from them, one for each producer and partition, must fit int64.
+
+Ids are assigned one after another from 0. Kafka's logs accept ids that were never assigned; tables cannot.
 """
 
 
 def check_frame(batch: memoryview) -> BatchHeader:
-    """The header of a producer's batch. Raises KafkaError unless it is one that a producer may send."""
+    """Return the header of a producer's batch. Raises KafkaError for a batch that a producer may not send."""
     try:
         header = read_header(batch)
     except DecodeError as error:
@@ -58,30 +58,30 @@ def check_frame(batch: memoryview) -> BatchHeader:
     if header.is_transactional:
         raise KafkaError(
             ErrorCode.POLICY_VIOLATION,
-            "tables take no part in transactions; produce without transactional.id",
+            "tables do not take part in transactions; produce without transactional.id",
         )
     if header.is_control or header.producer_id < -1:
         raise KafkaError(ErrorCode.INVALID_RECORD, "the batch has attributes that producers may not set")
     if header.producer_id >= PRODUCER_IDS:
         raise KafkaError(
             ErrorCode.INVALID_PRODUCER_ID_MAPPING,
-            f"producer id {header.producer_id} is none that InitProducerId gives out; ask for one",
+            f"producer id {header.producer_id} was not assigned by InitProducerId; request one",
         )
     return header
 
 
 def forwarded_producer_id(producer_id: int, source_partition: int) -> int:
-    """The identity under which rows of another bucket are forwarded: its own for each writer and partition."""
+    """Return the producer id for forwarded rows of another bucket: one for each producer and source partition."""
     if producer_id < 0:
         return -1
     return -(2 + producer_id * _FORWARDED_PARTITIONS + source_partition)
 
 
 def forwarded(header: BatchHeader, source_partition: int, *, by_whole_table: bool = False) -> Writer:
-    """The writer as whom rows of another bucket are forwarded: its own for each producer and partition.
+    """Return the writer of forwarded rows of another bucket: one for each producer and source partition.
 
-    `by_whole_table`: the partition is one of a partitioned table's own topic, which forwards to buckets of other topics
-    and must not be taken for a bucket of theirs.
+    With `by_whole_table` the source is a partition of a partitioned table's own topic. It forwards to buckets of other
+    topics, and must not be confused with a bucket of theirs.
     """
     producer_id = forwarded_producer_id(header.producer_id, source_partition)
     if by_whole_table and producer_id != -1:
@@ -95,7 +95,7 @@ def forwarded(header: BatchHeader, source_partition: int, *, by_whole_table: boo
 
 
 def open_batch(batch: memoryview) -> RecordColumns:
-    """The records of a producer's batch. Raises KafkaError."""
+    """Return the records of a producer's batch. Raises KafkaError."""
     if not verify_crc(batch):
         raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "the batch's CRC does not match its bytes; send it again")
     return decode_client_batch(
@@ -104,9 +104,8 @@ def open_batch(batch: memoryview) -> RecordColumns:
 
 
 class OpenedBatch(msgspec.Struct, frozen=True):
-    """The records of a producer's batch, and the schemas of the ids in them. `sent_as`: which number each record had in
-    the batch, where some are left out.
-    """
+    """A producer's records and the schemas of the ids in them. `sent_as` has the records' indices in the batch if some
+    are left out."""
 
     records: RecordColumns
     schemas: Schemas
@@ -114,11 +113,11 @@ class OpenedBatch(msgspec.Struct, frozen=True):
 
 
 Opened = memoryview | OpenedBatch
-"""A producer's batch, as it came or as it is decoded."""
+"""A producer's batch, as sent or decoded."""
 
 
 def avro_ids(definition: TableDefinition, batch: memoryview) -> tuple[RecordColumns, list[int]]:
-    """The records of a batch of Avro values, and the ids of schemas in them. Raises KafkaError."""
+    """Return the records of a batch of Avro values, and the schema ids in them. Raises KafkaError."""
     records = open_batch(batch)
     try:
         return records, schema_ids(records)
@@ -127,9 +126,9 @@ def avro_ids(definition: TableDefinition, batch: memoryview) -> tuple[RecordColu
 
 
 def decode_produced(definition: TableDefinition, batch: memoryview | OpenedBatch) -> Operations:
-    """The rows of a producer's batch, in order: values are upserts (appends), null values deletes by key.
+    """Return the rows of a producer's batch, in order: values are upserts (appends), null values are deletes by key.
 
-    Raises RecordErrors (INVALID_RECORD) naming record and column, or KafkaError.
+    Raises RecordErrors (INVALID_RECORD) that names record and column, or KafkaError.
     """
     try:
         return _decoded(definition, batch)
@@ -169,18 +168,18 @@ def _decoded(definition: TableDefinition, batch: memoryview | OpenedBatch) -> Op
 
 
 def ignoring(definition: TableDefinition) -> TableDefinition:
-    """The table as one that ignores fields that are no columns."""
+    """Return the table as if it ignored fields that are not columns."""
     options = {**definition.options, TableOptions.kafka_unknown_fields.name: UnknownFields.IGNORE.value}
     return replace(definition, options=options)
 
 
 def decode_ignoring(definition: TableDefinition, batch: Opened) -> Operations:
-    """As `decode_produced` of a table that ignores fields that are no columns."""
+    """Decode a batch as `decode_produced` does, ignoring fields that are not columns."""
     return decode_produced(ignoring(definition), batch)
 
 
 def added_columns(definition: TableDefinition, batch: Opened) -> list[AddColumn]:
-    """The columns that the table lacks for the first records that need any."""
+    """Return the columns that the first records with unknown fields need."""
     records = batch.records if isinstance(batch, OpenedBatch) else open_batch(batch)
     for begin in range(0, len(records), _SAMPLES):
         samples = (
@@ -198,7 +197,7 @@ def _value(records: RecordColumns, at: int) -> bytes | None:
 
 
 def refused_record(definition: TableDefinition, error: RowError) -> RecordErrors:
-    """A row's fault as that of the record it came in: rows are numbered as the batch's records are."""
+    """Return a row's error as its record's error; rows have the numbers of the batch's records."""
     place = "" if error.column is None else f"column '{error.column}': "
     return _refused(definition, error.index, f"{place}{error.reason}")
 

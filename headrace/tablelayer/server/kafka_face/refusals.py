@@ -1,7 +1,7 @@
-"""What tables refused of what Kafka producers sent: counted, and the last of each table kept to be asked for.
+"""Records that tables refused from Kafka producers: their number, and the last ones of each table.
 
-A producer that takes no notice of its errors, or whose library tells a code alone, leaves nobody who knows why records
-are missing. In memory, of this broker, since it started.
+They explain missing records if a producer ignores its errors, or its library reports only a code. They are in this
+broker's memory, since its start.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from headrace.tablelayer.model.table.definition import TableDefinition
 
 KEPT: Final = 50
-"""Of a table: what a person looks at."""
+"""Number of refused records that are kept for each table."""
 TABLES_MAX: Final = 1000
 _REASON_LENGTH_MAX: Final = 1000
 REFUSALS: Final = frozenset(
@@ -34,11 +34,11 @@ REFUSALS: Final = frozenset(
         ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
     }
 )
-"""What the same batch is answered with again, whoever repeats it."""
+"""Errors that the same batch gets again when it is repeated."""
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """`index`: of the record in its batch, -1: the batch as a whole; `reason` in one line."""
+    """A refused record. `index` is its index in the batch, or -1 for the batch as a whole; `reason` is one line."""
 
     time_ms: int
     topic: str
@@ -50,7 +50,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class OfTable:
-    """What one table refused. `counts` by the name of the error's code, and whether the rest of the batch went on."""
+    """The records that a table refused. `counts` is by error code and by whether the rest of the batch was written."""
 
     def __init__(self) -> None:
         self.last: deque[Refusal] = deque(maxlen=KEPT)
@@ -62,7 +62,7 @@ class OfTable:
 
 
 class Refusals:
-    """Used on the event loop only."""
+    """The refused records of all tables. Runs on the event loop."""
 
     def __init__(self) -> None:
         self._tables: dict[UUID, OfTable] = {}
@@ -78,12 +78,12 @@ class Refusals:
         *,
         dead_letter: bool,
     ) -> None:
-        """Pairs of a record's index and what is wrong with it."""
+        """Note refused records: pairs of a record's index and the reason."""
         table_id = definition.table_id
         if table_id is None:
             return
         found = self._tables.pop(table_id, None) or OfTable()
-        self._tables[table_id] = found  # the last one to be forgotten
+        self._tables[table_id] = found  # moved to the end: it is forgotten last
         for index, reason in refused:
             text = one_line(reason, _REASON_LENGTH_MAX)
             found.last.append(Refusal(time_ms, topic, partition, index, code, text, dead_letter))

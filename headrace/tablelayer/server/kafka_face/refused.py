@@ -1,9 +1,8 @@
-"""Records of producers' batches that a table cannot take: found one by one, and put into a record of their own that
-says why (the dead-letter topic's).
+"""Bad records of producers' batches: found one by one, and put into dead letters with the reason.
 
-A batch with a bad record is refused whole (R17.3) unless its table has a dead-letter topic; then every bad record is
-looked for here, so that the rest can be written. Decoding a batch tells one bad record only, mostly the first. So what
-is before it is decoded, then what is behind it, in steps that double while all is well: the work is that of some
+A batch with a bad record is refused whole (R17.3), unless its table has a dead-letter topic. Then this module finds
+every bad record, so that the rest can be written. Decoding a batch reports only one bad record, mostly the first. So
+the records before it are decoded, then those behind it, in steps that double while no record is bad. The cost is a few
 decodings of the batch, and two small ones for each bad record. Pure; called in executor threads, some steps at a time.
 """
 
@@ -24,14 +23,14 @@ from headrace.tablelayer.server.kafka_face.avro import Schemas
 from headrace.tablelayer.server.kafka_face.producers import OpenedBatch, decode_produced
 
 LETTERS_BYTES_MAX: Final = 512 << 10
-"""Of a batch of dead letters, before what says why: below what topics take by default."""
+"""Maximum size of a batch of dead letters without the reasons: less than a topic's default limit."""
 _REASON_BYTES_MAX: Final = 4 << 10
 _DECODED_AT_ONCE: Final = 64
 _EXCEPTION: Final = b"org.apache.kafka.common.InvalidRecordException"
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """A bad record: its index in the batch, what is wrong."""
+    """A bad record: its index in the batch, and the reason."""
 
     index: int
     reason: str
@@ -40,7 +39,7 @@ class Refused(msgspec.Struct, frozen=True):
 def without(
     records: RecordColumns, refused: Sequence[Refused]
 ) -> tuple[RecordColumns, npt.NDArray[np.int64]]:
-    """The other records, and the index of each in the batch."""
+    """Return the other records, and the index of each in the batch."""
     kept = np.ones(len(records), np.bool_)
     kept[[each.index for each in refused]] = False
     at = np.flatnonzero(kept)
@@ -63,7 +62,7 @@ def _chosen(records: RecordColumns, at: npt.NDArray[np.int64] | slice) -> Record
 
 
 class Sifting:
-    """Looks for the bad records of a batch. `refused` is complete, and in order, when `some` has said so."""
+    """A search for the bad records of a batch. `refused` is complete and sorted once `some` returns True."""
 
     def __init__(self, definition: TableDefinition, records: RecordColumns, schemas: Schemas) -> None:
         self.refused: list[Refused] = []
@@ -71,11 +70,11 @@ class Sifting:
         self._records = records
         self._schemas = schemas
         self._unknown = [(0, len(records))]
-        """Ranges of records that nothing is known of, the first one last."""
+        """Ranges of records that are not checked yet; the first range is last."""
         self._step = len(records)
 
     def some(self) -> bool:
-        """Find some more; whether all are found."""
+        """Search on for some steps. Return True if all bad records are found."""
         for _ in range(_DECODED_AT_ONCE):
             if not self._unknown:
                 self.refused.sort(key=lambda each: each.index)
@@ -96,7 +95,7 @@ class Sifting:
         return False
 
     def _bad(self, start: int, end: int) -> Refused | None:
-        """A bad record of a range, mostly the first one: what is no UTF-8 is seen before the rest is looked at."""
+        """Return a bad record of a range, mostly the first one: invalid UTF-8 is found before the other checks."""
         part = OpenedBatch(_chosen(self._records, slice(start, end)), self._schemas)
         try:
             decode_produced(self._definition, part)
@@ -109,8 +108,10 @@ class Sifting:
 def dead_letters(
     records: RecordColumns, refused: Sequence[Refused], topic: str, partition: int
 ) -> list[bytes]:
-    """Batches of the bad records as they were sent, each with headers in the way of Kafka Connect (KIP-298) behind its
-    own: where it was sent to, and what was wrong.
+    """Return batches of the bad records as they were sent.
+
+    Each record has additional headers as in Kafka Connect (KIP-298): the topic and partition it was sent to, and the
+    reason.
     """
     data = records.payload.data
     batches: list[bytes] = []

@@ -1,17 +1,17 @@
 """Avro schemas in a schema registry (Confluent's REST interface, which Karapace and Apicurio have too).
 
-Two requests are made: `GET /schemas/ids/{id}` for the schema of what was produced, and `POST
-/subjects/{subject}/versions` for the id of a table's own, under the subject `<topic>-value`. Ids and schemas never
-change, so an answer is kept for good; that an id is unknown is kept for some seconds, so that a producer with a wrong
-one does not have the registry asked for every batch. Requests for the same thing at once are one request.
+Two requests are made: `GET /schemas/ids/{id}` for the schema of produced values, and `POST
+/subjects/{subject}/versions` for the id of a table's own schema, under the subject `<topic>-value`. Ids and schemas
+never change, so an answer is kept forever. "Unknown id" is kept for some seconds, so that a producer with a wrong id
+does not cause a request for every batch. Concurrent requests for the same thing are one request.
 
-Who creates a table says which registry it has, but only of those that the operator names: the server's own, and the
-hosts in `schema.registry.allowed.hosts`. So nobody has the server ask what only the server can reach. Credentials are
-the server's, and are sent to its own registry only. Redirects are not followed.
+A table names its registry, but only the server's own, or a host in the operator's `schema.registry.allowed.hosts`. So
+no client can make the server send requests to hosts that only the server can reach. Credentials are the server's, and
+are sent to its own registry only. Redirects are not followed.
 
-Each registry has threads, a queue and answers kept of its own, all of them bounded: one that does not answer, or
-answers without end, holds up neither the event loop nor those who ask another. A request ends in its time, whatever the
-other side sends: its socket is closed then.
+Each registry has its own threads, queue and kept answers, all of them bounded. A registry that does not answer, or
+answers without end, blocks neither the event loop nor requests to other registries. A request that takes too long ends:
+its socket is closed.
 """
 
 from __future__ import annotations
@@ -48,22 +48,20 @@ _TIMEOUT = "schema.registry.request.timeout.ms"
 ALLOWED_HOSTS = "schema.registry.allowed.hosts"
 
 _CONTENT = "application/vnd.schemaregistry.v1+json"
-_ANSWER_MAX = (
-    8 << 20
-)  # twice the longest schema (`SCHEMA_TEXT_MAX`), which is a text in JSON: quotes take two bytes
+_ANSWER_MAX = 8 << 20  # twice the longest schema (`SCHEMA_TEXT_MAX`), because quotes take two bytes in JSON
 _KEPT_MAX = 10_000
-"""Answers of a registry that are kept: far more than the schemas of its producers here."""
+"""Maximum number of kept answers per registry: far more than the schemas of its producers."""
 _KEPT_BYTES_MAX = 16 << 20
-"""... and their bytes as they came."""
+"""Maximum size of kept answers per registry, in bytes as received."""
 _UNKNOWN_SECONDS = 10.0
 _THREADS = 4
-"""Requests to one registry at a time."""
+"""Maximum number of concurrent requests to one registry."""
 _WAITING_MAX = 256
-"""Requests to one registry that run or wait: as many batches of producers with new schemas."""
+"""Maximum number of requests to one registry that run or wait: one for each batch with a new schema."""
 _REGISTRIES_MAX = 64
-"""Of those that were asked lately; a server has one or two."""
+"""Maximum number of recently used registries; a server has one or two."""
 _UNKNOWN_SCHEMA = 40403
-"""The registry's own code of an id that it does not have."""
+"""The registry's error code for an unknown id."""
 
 
 def _url_complaint(text: str) -> str | None:
@@ -80,7 +78,7 @@ _HOST = re.compile(r"(?:\*\.)?[A-Za-z0-9._-]+(?::[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\]
 def _hosts_complaint(hosts: list[str]) -> str | None:
     for each in hosts:
         if not _HOST.fullmatch(each):
-            return f"{each} is no HOST, HOST:PORT or *.DOMAIN"
+            return f"{each} is not a HOST, HOST:PORT or *.DOMAIN"
     return None
 
 
@@ -89,44 +87,46 @@ REGISTRY_CONFIGS = (
         REGISTRY_URL,
         ConfigType.STRING,
         None,
-        "The schema registry of tables with Avro values that name none: a URL such as http://registry:8081.",
+        "Schema registry of tables with Avro values that name none: a URL such as http://registry:8081.",
         _url_complaint,
     ),
     ConfigKey(
         _USER_INFO,
         ConfigType.PASSWORD,
         None,
-        "Name and password for the server's own schema registry, with a colon in between.",
+        "Name and password for the server's own schema registry, separated by a colon.",
     ),
-    ConfigKey(_TOKEN, ConfigType.PASSWORD, None, "A bearer token for the server's own schema registry."),
+    ConfigKey(_TOKEN, ConfigType.PASSWORD, None, "Bearer token for the server's own schema registry."),
     ConfigKey(
         _TIMEOUT,
         ConfigType.INT,
         "5000",
-        "How long a request to a schema registry may take; then producer or consumer is told to try again.",
+        "Maximum time of a request to a schema registry, in milliseconds; after that, producer or "
+        "consumer has to retry.",
         at_least(1),
     ),
     ConfigKey(
         ALLOWED_HOSTS,
         ConfigType.LIST,
         None,
-        "Which hosts tables may name in 'table.kafka.avro.registry-url' besides the server's own registry: HOST (any "
-        "port), HOST:PORT, or *.DOMAIN. Whoever creates a table has the server send requests there. Without it none.",
+        "Hosts that tables may name in 'table.kafka.avro.registry-url', besides the server's own "
+        "registry: HOST (any port), HOST:PORT, or *.DOMAIN. Clients that create tables can make the "
+        "server send requests to these hosts. By default there are none.",
         _hosts_complaint,
     ),
 )
 
 
-class RegistryRefusal(Exception):  # noqa: N818 - not always an error: the registry has said no
-    """The registry's answer is no, and would be again: an unknown id, an incompatible schema, no permission."""
+class RegistryRefusal(Exception):  # noqa: N818 - not always an error: the registry has refused
+    """The registry refused, and would refuse again: an unknown id, an incompatible schema, no permission."""
 
 
 class RegistryUnavailableError(Exception):
-    """No answer, or one that may be another the next time."""
+    """The registry did not answer, or may answer differently the next time."""
 
 
 class RegistryHosts:
-    """Which registries may be asked."""
+    """The registries that may be asked."""
 
     def __init__(self, config: BrokerConfig) -> None:
         own = config[REGISTRY_URL]
@@ -134,7 +134,7 @@ class RegistryHosts:
         self._allowed: list[str] = [each.lower() for each in config[ALLOWED_HOSTS] or ()]
 
     def complaint(self, url: str) -> str | None:
-        """Why a registry may not be asked; None if it may."""
+        """Return why a registry may not be asked; None if it may."""
         scheme, host, port = address = _address(url)
         if address == self._own:
             return None
@@ -147,8 +147,8 @@ class RegistryHosts:
             elif each in (shown, f"{shown}:{port}"):
                 return None
         return (
-            f"the schema registry {scheme}://{shown}:{port} is none that tables of this server may name: use the "
-            f"server's own ('{REGISTRY_URL}'), or have its operator allow the host ('{ALLOWED_HOSTS}')"
+            f"the schema registry {scheme}://{shown}:{port} is not allowed for tables of this server: use the "
+            f"server's own ('{REGISTRY_URL}'), or ask the operator to allow the host ('{ALLOWED_HOSTS}')"
         )
 
 
@@ -161,17 +161,17 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class SchemaRegistries:
-    """All registries that tables use. Called on the event loop."""
+    """All registries that tables use. Runs on the event loop."""
 
     def __init__(self, config: BrokerConfig, clock: Clock, threads: Threads) -> None:
-        """Raises ConfigError."""
+        """Check the configuration. Raises ConfigError."""
         url, user, token = config[REGISTRY_URL], config[_USER_INFO], config[_TOKEN]
         if user and token:
-            raise ConfigError(f"{_USER_INFO} and {_TOKEN} are both given; leave one out")
+            raise ConfigError(f"{_USER_INFO} and {_TOKEN} are both set; remove one")
         if user and ":" not in user:
-            raise ConfigError(f"{_USER_INFO} has no colon; it is NAME:PASSWORD")
+            raise ConfigError(f"{_USER_INFO} has no colon; write NAME:PASSWORD")
         if (user or token) and not url:
-            raise ConfigError(f"{_USER_INFO if user else _TOKEN} is of no use without {REGISTRY_URL}")
+            raise ConfigError(f"{_USER_INFO if user else _TOKEN} needs {REGISTRY_URL}; set it too")
         self.own_url: str | None = parse_registry_url(url) if url else None
         self.hosts = RegistryHosts(config)
         self._authorization: str | None = None
@@ -185,13 +185,13 @@ class SchemaRegistries:
         self._registries: OrderedDict[tuple[str, str, int], _Registry] = OrderedDict()
 
     async def schemas(self, url: str, ids: Iterable[int]) -> dict[int, AvroSchema | str]:
-        """The schemas of these ids; a text says why there is none. Raises KafkaError (to be retried)."""
+        """Return the schemas of these ids; a text is the reason why there is none. Raises KafkaError (retriable)."""
         wanted = list(ids)
         found = await asyncio.gather(*(self._schema(url, each) for each in wanted))
         return dict(zip(wanted, found, strict=True))
 
     async def id_of(self, url: str, subject: str, schema: str) -> int:
-        """The id of a schema, which is registered if it is not yet. Raises KafkaError."""
+        """Return the id of a schema, registering it if necessary. Raises KafkaError."""
         try:
             answer = await self._registry(url).ask((url, subject, schema), _register, subject, schema)
         except RegistryUnavailableError as error:
@@ -206,12 +206,13 @@ class SchemaRegistries:
                 (url, schema_id), _schema_by_id, schema_id
             )
         except RegistryUnavailableError as error:
-            # Kafka's producers try again after this one, with the same sequence.
+            # Kafka's producers retry after this error, with the same sequence.
             raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, str(error)) from None
         return answer
 
     def _registry(self, url: str) -> _Registry:
-        """Raises KafkaError(INVALID_CONFIG) for one that may not be asked, RegistryUnavailableError."""
+        """Return the registry at a URL. Raises KafkaError(INVALID_CONFIG) if it is not allowed,
+        RegistryUnavailableError."""
         complaint = self.hosts.complaint(url)
         if complaint is not None:
             raise KafkaError(ErrorCode.INVALID_CONFIG, complaint)
@@ -222,7 +223,7 @@ class SchemaRegistries:
                 idle = next((each for each, it in self._registries.items() if it.is_idle), None)
                 if idle is None:
                     raise RegistryUnavailableError(
-                        f"{_REGISTRIES_MAX} schema registries are being asked, which is the most: try again"
+                        f"{_REGISTRIES_MAX} schema registries have requests, which is the maximum: try again"
                     )
                 self._registries.pop(idle).close()
             found = self._registries[address] = _Registry(
@@ -242,7 +243,7 @@ class SchemaRegistries:
 
 
 class _Registry:
-    """Requests to the registry at one address, and its answers."""
+    """Requests to the registry at one address, and its kept answers."""
 
     def __init__(
         self,
@@ -251,7 +252,7 @@ class _Registry:
         timeout_seconds: float,
         headers: Callable[[str], dict[str, str]],
     ) -> None:
-        """`threads` are its own."""
+        """Create it; `threads` are for this registry alone."""
         self._clock = clock
         self._threads = threads
         self._timeout_seconds = timeout_seconds
@@ -269,7 +270,7 @@ class _Registry:
         self._threads.shutdown(wait=False)
 
     async def ask(self, key: tuple[Any, ...], request: Callable[..., Any], *arguments: Any) -> Any:
-        """What a request gives, kept; a text if it was refused. The first of `key` is the URL.
+        """Return a request's answer, which is kept; a text if the registry refused. The first item of `key` is the URL.
 
         Raises RegistryUnavailableError.
         """
@@ -281,7 +282,7 @@ class _Registry:
                 return answer
         task = self._asked.get(key)
         if task is None:
-            # What was given up may still hold a thread for a moment.
+            # A cancelled request may still occupy a thread for a moment.
             if max(len(self._asked), self._running) >= _WAITING_MAX:
                 raise RegistryUnavailableError(
                     f"{_WAITING_MAX} requests to the schema registry {key[0]} wait for an answer: try again"
@@ -291,7 +292,7 @@ class _Registry:
             )
             self._asked[key] = task
             task.add_done_callback(lambda done: self._finished(key, done))
-        # A client that goes away does not end what others may wait for.
+        # Other clients may wait for the request: it goes on if one client disconnects.
         return await asyncio.shield(task)
 
     def _finished(self, key: Hashable, task: asyncio.Task[Any]) -> None:
@@ -308,7 +309,7 @@ class _Registry:
         work = self._threads.submit(request, call, *arguments)
         work.add_done_callback(lambda _: self._left(loop))
         try:
-            # The timeout of a socket is that of each read; a registry that drips is given up here.
+            # A socket's timeout applies to each read; this one also ends a registry that sends very slowly.
             answer = await asyncio.wait_for(asyncio.wrap_future(work), self._timeout_seconds)
         except TimeoutError:
             call.abort()
@@ -326,7 +327,7 @@ class _Registry:
         return answer
 
     def _left(self, loop: asyncio.AbstractEventLoop) -> None:
-        """In the thread that a request has left; one that was given up may leave it later, or never have begun."""
+        """Called in a request's thread when it ends; for a cancelled request that may be later, or it never began."""
         if not loop.is_closed():
             loop.call_soon_threadsafe(self._count_left)
 
@@ -335,7 +336,7 @@ class _Registry:
 
 
 class _Call:
-    """Requests to a registry. Blocking."""
+    """One request to a registry. Blocking."""
 
     def __init__(self, url: str, headers: dict[str, str], timeout_seconds: float) -> None:
         self.url = url
@@ -344,22 +345,22 @@ class _Call:
         self._socket: socket.socket | None = None
         self._is_aborted = False
         self.size = 0
-        """Bytes of the last answer."""
+        """Size of the last answer in bytes."""
 
     def abort(self) -> None:
-        """End the request from another thread: whoever waits for the socket is told at once."""
+        """End the request from another thread: a waiting read ends at once."""
         self._is_aborted = True
         used = self._socket
         if used is not None:
             try:
-                # Not an SSLSocket's own, which takes from under its reader what it reads with.
+                # Not SSLSocket.shutdown, which removes state that its reader still uses.
                 socket.socket.shutdown(used, socket.SHUT_RDWR)
             except OSError:
-                return  # it has ended by itself
+                return  # the request has ended
 
     def __call__(self, method: str, path: str, body: Any = None) -> Any:
-        """The answer, from JSON. Raises RegistryRefusal, RegistryUnavailableError."""
-        import http.client  # not before there is somebody to ask
+        """Send a request and return its answer, decoded from JSON. Raises RegistryRefusal, RegistryUnavailableError."""
+        import http.client  # imported only when a registry is asked
         import ssl
 
         parts = urlsplit(self.url)
@@ -406,7 +407,7 @@ class _Call:
         if isinstance(answer, dict) and "message" in answer:
             reason = f"{one_line(str(answer['message']), 500)} ({one_line(str(answer.get('error_code', status)), 20)})"
         message = f"the schema registry {self.url} answered {method} {path} with: {reason}"
-        # What is wrong with credentials or with the request stays wrong; anything else may get better.
+        # Wrong credentials or a wrong request stay wrong; other errors may pass.
         if status in (400, 401, 403, 409, 422) or (status == 404 and answer is not None) or status == 200:
             raise RegistryRefusal(message)
         raise RegistryUnavailableError(message)

@@ -1,18 +1,18 @@
-"""Rows as Kafka records and back: the Kafka face of a table, a batch at a time (semantics R17).
+"""The Kafka view of a table: rows as Kafka records and back, a batch at a time (semantics R17).
 
-Out: a record's value is the row as JSON, its key the primary key (or a log table's bucket key) as JSON, both in
-the table's latest schema whatever the batch was written under; its timestamp is the time of the append, its offset
-the log's own. Of a primary-key table -U is left out and -D is a
-tombstone; with `table.kafka.changelog=full` every image has its row as value and a header `change-type`.
-A batch of which nothing is shown becomes an empty batch over the same offsets, so that consumers advance.
+Rows to records: a record's value is the row as JSON, its key the primary key (or a log table's bucket key) as JSON.
+Both are in the table's latest schema, whatever the batch's schema is. Its timestamp is the append time; its offset is
+the log's. In a primary-key table -U is left out and -D is a tombstone; with `table.kafka.changelog=full` every image
+has its row as value and a header `change-type`. A batch without visible records becomes an empty batch over the same
+offsets, so that consumers advance.
 
-In: a record's value is a row, which is appended or upserted; a null value deletes the row of the record's key
-(primary-key tables only), and so does the JSON text `null`, and null at the path of the row. The key of a delete is a
-JSON object of the key columns, with or without Connect's schema around it, or, when the key is one column, also that
-column's bare value; a text need not be quoted. The key of an upsert is not looked at: the row has it. A flattened
-event with a field `__deleted` that is true, or `__op` that is `d`, is a delete of the key in it.
+Records to rows: a record's value is a row, which is appended or upserted. A null value deletes the row of the record's
+key (primary-key tables only); the JSON text `null`, and null at the path of the row, do the same. The key of a delete
+is a JSON object of the key columns, with or without Connect's schema around it. If the key is one column, it may also
+be that column's bare value; a text needs no quotes. The key of an upsert is ignored: the row has it. A flattened event
+whose field `__deleted` is true, or whose `__op` is `d`, is a delete of the key in it.
 
-Pure: no clock, no log. What does not fit is a `RowError` with the index of the record.
+Pure: no clock, no log. A bad record raises `RowError` with the record's index.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ CHANGE_TYPE_HEADER: Final = "change-type"
 _LOG_APPEND_TIME: Final = 0x08
 _EXCERPT_LENGTH: Final = 60
 _ONE_VALUE: Final = rb'(?s)^\s*("([^"\\]|\\.)*"|[^\s",:\[\]{}]+)\s*$'
-"""A text or a word: what stands alone for a key."""
+"""A text or a word: a key's bare value."""
 
 
 def to_kafka(
@@ -78,9 +78,10 @@ def to_kafka(
     stored: pa.RecordBatch | None = None,
     piece: tuple[int, int] | None = None,
 ) -> memoryview:
-    """One Arrow batch of the log as one record batch v2 over the same offsets. avro: what stands around an Avro value;
-    None for other formats. stored: the batch's rows, if they are decoded already. piece: of the rows from this one on,
-    and up to that one, only. Raises DecodeError.
+    """Return one Arrow batch of the log as one record batch v2 over the same offsets. Raises DecodeError.
+
+    `avro` is the frame around Avro values; None for other formats. `stored` has the batch's rows if they are decoded
+    already. `piece` is the row range [first, end) to return.
     """
     header, settings = batch.header, table.settings
     rows = stored
@@ -122,7 +123,7 @@ def to_kafka(
 
 
 def _key_columns_of(rows: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
-    """The columns of keys, of which those that are equal are written alike: -0.0 is 0."""
+    """Return the key columns; equal keys get equal texts, so -0.0 becomes 0."""
     keys = rows.select(names)
     for index, column in enumerate(keys.columns):
         if pa.types.is_floating(column.type):
@@ -133,7 +134,7 @@ def _key_columns_of(rows: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
 
 
 def empty_batch(header: BatchHeader) -> memoryview:
-    """A record batch v2 without records over the offsets of a batch."""
+    """Return a record batch v2 without records over the offsets of a batch."""
     return encode_batch(
         timestamps=np.zeros(0, np.int64),
         value_offsets=None,
@@ -145,8 +146,8 @@ def empty_batch(header: BatchHeader) -> memoryview:
 
 
 class _Shown(msgspec.Struct, frozen=True):
-    """The records of a batch: the rows that their keys are of, their values (offsets, data), which of them have one
-    (None: all), their change types, and their offsets in the batch."""
+    """The records of a batch: the rows of their keys, their values (offsets, data), the mask of non-null values (None:
+    all), their change types, and their offsets in the batch."""
 
     rows: pa.RecordBatch
     values: tuple[Offsets, Bytes]
@@ -162,7 +163,7 @@ def _images(
     table: TableDefinition,
     avro: Frame | None,
 ) -> _Shown:
-    """Every row by itself; a -D has no value, unless all images are wanted."""
+    """Return a record for every row. A -D has no value unless `full`."""
     offsets: Indices = np.arange(rows.num_rows)
     valid: Mask | None = None
     if changes is not None and not full:
@@ -190,7 +191,7 @@ def _encode(rows: pa.RecordBatch, table: TableDefinition, avro: Frame | None) ->
 def _envelopes(
     rows: pa.RecordBatch, changes: npt.NDArray[np.uint8] | None, full: bool, timestamp_ms: int
 ) -> _Shown:
-    """Debezium's. A -U is no record of its own: it is the `before` of the +U behind it, if all images are wanted."""
+    """Return Debezium's envelopes. A -U is not a record: with `full` it becomes the `before` of the +U behind it."""
     count = rows.num_rows
     kinds = np.full(count, ChangeType.INSERT, np.uint8) if changes is None else changes
     befores = kinds == ChangeType.UPDATE_BEFORE
@@ -212,7 +213,7 @@ def _envelopes(
 
 
 def _spread(offsets: npt.NDArray[np.int32], valid: Mask) -> npt.NDArray[np.int32]:
-    """Offsets of the valid values as offsets of all, the others empty."""
+    """Turn the offsets of the valid values into offsets of all values; the others are empty."""
     lengths = np.zeros(len(valid), np.int64)
     lengths[valid] = np.diff(offsets)
     spread = np.zeros(len(valid) + 1, np.int32)
@@ -221,7 +222,7 @@ def _spread(offsets: npt.NDArray[np.int32], valid: Mask) -> npt.NDArray[np.int32
 
 
 def _change_type_headers(changes: npt.NDArray[np.uint8]) -> EncodedHeaders:
-    """The header of each row: its name and its short name, each behind its length as a zigzag varint."""
+    """Return each row's header: name and short change type, each after its length as a zigzag varint."""
     name = CHANGE_TYPE_HEADER.encode()
     front = bytes([2 * len(name)]) + name + bytes([2 * 2])
     blocks = np.frombuffer(b"".join(front + kind.short.encode() for kind in ChangeType), np.uint8)
@@ -234,8 +235,8 @@ def _change_type_headers(changes: npt.NDArray[np.uint8]) -> EncodedHeaders:
 class KafkaWrite(msgspec.Struct, frozen=True):
     """The rows of a produced batch in the order of its records.
 
-    `change_types` is None for a log table, else uint8[n] of UPDATE_AFTER (upsert) and DELETE; a deleted row
-    has its key columns only. `kept`: by column id, bool[n], values that the source left out because they are unchanged.
+    `change_types` is None for a log table, else uint8[n] of UPDATE_AFTER (upsert) and DELETE; a deleted row has its key
+    columns only. `kept` (by column id, bool[n]) marks values that the source left out because they are unchanged.
     """
 
     rows: pa.RecordBatch
@@ -244,8 +245,9 @@ class KafkaWrite(msgspec.Struct, frozen=True):
 
 
 def from_kafka(records: RecordColumns, table: TableDefinition, schemas: Schemas | None = None) -> KafkaWrite:
-    """The rows that a Kafka client's records stand for. schemas: those of the ids in Avro values and keys
-    (`avro_face.schema_ids`). Raises RowError naming the first record that is bad.
+    """Return the rows of a Kafka client's records. Raises RowError for the first bad record.
+
+    `schemas` has those of the ids in Avro values and keys (`avro_face.schema_ids`).
     """
     known: Schemas = {} if schemas is None else schemas
     parts = _Parts(len(records))
@@ -279,14 +281,14 @@ def from_kafka(records: RecordColumns, table: TableDefinition, schemas: Schemas 
 
 
 _OTHER_KEYS_MAX = 16
-"""Keys of a batch that cannot be the table's, after which the rest is taken for such keys too: each costs another look
-at those behind it."""
+"""Maximum number of keys in a batch that do not fit the table's key, each of which costs another check of the records
+behind it; after that the rest is not checked."""
 
 
 def _check_keys(
     records: RecordColumns, given: Indices, write: KafkaWrite, table: TableDefinition, schemas: Schemas
 ) -> None:
-    """Raises RowError for the first record whose key says another row than its value."""
+    """Raise RowError for the first record whose key and value name different rows."""
     left = given[records.key_length[given] >= 0]
     for _ in range(_OTHER_KEYS_MAX):
         if not len(left):
@@ -318,8 +320,8 @@ def _compare_keys(keys: _Parts, write: KafkaWrite, table: TableDefinition) -> No
             if place >= 0:
                 key, value = (python_value(each[place]) for each in (said, written))
                 reason = (
-                    f"the record's key says {key!s:.60} and its value {value!s:.60}: a tombstone of that key would "
-                    "delete another row ('table.kafka.key-mismatch' = 'ignore' takes such records by their values)"
+                    f"the record's key is {key!s:.60}, but its value has {value!s:.60}: a tombstone of that key would "
+                    "delete another row ('table.kafka.key-mismatch' = 'ignore' accepts such records by their values)"
                 )
                 differing.append(RowError(int(at[place]), column.name, reason))
     if differing:
@@ -330,7 +332,7 @@ _NULL = np.frombuffer(b"null", np.uint8)
 
 
 def _null_texts(records: RecordColumns) -> Mask:
-    """Which values are the JSON text `null`: what a converter without schemas writes for nothing."""
+    """Return the mask of values that are the JSON text `null`, which a converter without schemas writes for null."""
     found: Mask = records.value_length == len(_NULL)
     at = np.flatnonzero(found)
     if len(at):
@@ -340,8 +342,8 @@ def _null_texts(records: RecordColumns) -> Mask:
 
 
 class _Parts:
-    """The records of a batch, decoded in parts. All are before any is reported, so that the error names the first bad
-    record of the batch."""
+    """The records of a batch, decoded in parts. Errors are raised after all parts are decoded, so that the error names
+    the batch's first bad record."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -352,7 +354,7 @@ class _Parts:
         self._kept: dict[int, Mask] = {}
 
     def add(self, at: Indices, decode: Callable[[], pa.RecordBatch | Rows], *, deletes: bool = False) -> None:
-        """The rows of the records `at`. A RowError that `decode` raises has the index of a row of the part."""
+        """Add the rows of the records `at`. If `decode` raises RowError, its index is that of a row of the part."""
         if not len(at):
             return
         try:
@@ -370,20 +372,20 @@ class _Parts:
 
     @property
     def pieces(self) -> list[tuple[Indices, pa.RecordBatch]]:
-        """The records of each part, and their rows."""
+        """The record indices of each part, and their rows."""
         return list(zip(self._at, self._rows, strict=True))
 
     def fail(self, error: RowError, at: Indices) -> None:
         self.failures.append(RowError(int(at[error.index]), error.column, error.reason))
 
     def refuse_deletes(self, at: Indices, table: TableDefinition, what: str) -> None:
-        """Of a log table nothing is deleted."""
+        """Refuse deletes of a log table."""
         if len(at):
             reason = f"{what}, and {table.path} is a log table: nothing to delete"
             self.failures.append(RowError(int(at[0]), None, reason))
 
     def write(self, table: TableDefinition) -> KafkaWrite:
-        """All of it in the order of the records. Raises the first RowError."""
+        """Return all rows in the order of the records. Raises the first RowError."""
         if self.failures:
             raise min(self.failures, key=lambda error: error.index)
         changes = np.empty(self.count, np.uint8)
@@ -398,7 +400,7 @@ class _Parts:
 
 
 def _texts(records: RecordColumns, at: Indices) -> JsonTexts:
-    """The values of these records, which have one. Raises RowError."""
+    """Return the values of these records, none of which is null. Raises RowError."""
     return JsonTexts.gathered(records.payload, records.value_start[at], records.value_length[at])
 
 
@@ -411,7 +413,7 @@ _OP_FIELD = "__op"
 
 
 def _add_json(parts: _Parts, records: RecordColumns, at: Indices, table: TableDefinition) -> None:
-    """Rows, in envelopes of a converter or not, and events that say that a row was deleted."""
+    """Add rows, with or without a converter's envelope, and deletes."""
     settings = table.settings
     try:
         found = descend(_texts(records, at), settings.kafka_value_path or ())
@@ -473,7 +475,7 @@ def _add_rows(
 
 
 def _says(data: npt.NDArray[np.uint8], field: tuple[np.ndarray, np.ndarray, np.ndarray], word: bytes) -> Mask:
-    """Which of the values that a scan has found are this word, as a text or as a literal."""
+    """Return the mask of found values that are this word, as a text or as a literal."""
     kinds, starts, lengths = field
     found: Mask = (kinds > json_scan.NULL) & (lengths == len(word))
     at = np.flatnonzero(found)
@@ -484,7 +486,7 @@ def _says(data: npt.NDArray[np.uint8], field: tuple[np.ndarray, np.ndarray, np.n
 
 
 def _add_envelopes(parts: _Parts, records: RecordColumns, at: Indices, table: TableDefinition) -> None:
-    """Debezium's: rows to be put, rows to be deleted by what they were, and those to be deleted by the record's key."""
+    """Add Debezium's envelopes: upserts, deletes by the old row, and deletes by the record's key."""
     try:
         found = read_envelopes(_texts(records, at))
     except RowError as error:
@@ -527,12 +529,12 @@ def _add_envelope_group(
 
 
 def _key_columns(table: TableDefinition) -> list[Column]:
-    """The columns of a key, which has to say them all."""
+    """Return the key columns without defaults: a key must have all of them."""
     return [replace(column, default=None) for column in table.schema.key_columns]
 
 
 def _key_rows(decoded: pa.RecordBatch, schema: Schema) -> pa.RecordBatch:
-    """Whole rows of which only the key columns are set. Raises RowError."""
+    """Return whole rows in which only the key columns are set. Raises RowError."""
     check_rows(decoded.num_rows, schema.row_cost)
     by_name = dict(zip(decoded.schema.names, decoded.columns, strict=True))
     columns = [by_name.get(field.name) for field in schema.arrow()]
@@ -548,7 +550,7 @@ def _key_rows(decoded: pa.RecordBatch, schema: Schema) -> pa.RecordBatch:
 def _add_deletes(
     parts: _Parts, records: RecordColumns, at: Indices, table: TableDefinition, schemas: Schemas
 ) -> None:
-    """Null values. Of a table with Avro values, keys may be Avro by a registry's schema too."""
+    """Add null values. In a table with Avro values, keys may be Avro with a registry's schema too."""
     start, length = records.key_start[at], records.key_length[at]
     if table.settings.kafka_value_format is KafkaValueFormat.AVRO:
         encoded = avro_face.has_id(records.payload, start, length)
@@ -572,15 +574,17 @@ def _of_key(decode: Callable[[], pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _deleted_rows(records: RecordColumns, at: Indices, table: TableDefinition) -> pa.RecordBatch:
-    """Rows of which only the key columns are set, from the records' keys. RowErrors count within `at`."""
+    """Return rows with only the key columns, from the records' keys. Indices of RowErrors are within `at`."""
     length = records.key_length[at]
     missing = length < 0
     if missing.any():
         first = int(np.argmax(missing))
         if first:
-            _deleted_rows(records, at[:first], table)  # an error there is the first one
+            _deleted_rows(records, at[:first], table)  # raises an earlier error first
         value = "null" if records.value_length[at[first]] < 0 else "a delete without 'before'"
-        raise RowError(first, None, f"its value is {value} and its key is null: which row is to be deleted?")
+        raise RowError(
+            first, None, f"its value is {value} and its key is null; a delete needs the key of its row"
+        )
     keys = binary_array(*gather(records.payload, records.key_start[at], length))
     failures: list[RowError] = []
     places: list[Indices] = []
@@ -602,7 +606,7 @@ def _deleted_rows(records: RecordColumns, at: Indices, table: TableDefinition) -
 
 
 def _keys_by_schema(keys: pa.BinaryArray, table: TableDefinition) -> list[KeyGroup]:
-    """Keys without Connect's schema around them, unless `schema` and `payload` are what the table's own key has."""
+    """Return keys without Connect's schema around them, unless the table's key has columns `schema` and `payload`."""
     if {"schema", "payload"} <= set(table.schema.primary_key):
         return [KeyGroup(None, np.arange(len(keys)), keys)]
     try:
@@ -634,19 +638,21 @@ def _rows_of_keys(group: KeyGroup, table: TableDefinition) -> pa.RecordBatch:
 def _no_value(row: int, keys: pa.BinaryArray, column: Column) -> RowError:
     text = keys[row].as_py().decode(errors="replace")
     shown = text if len(text) <= _EXCERPT_LENGTH else text[:_EXCERPT_LENGTH] + "..."
-    reason = f"{shown} is no value of {column.type} in JSON, nor an object with the field '{column.name}'"
+    reason = (
+        f"{shown} is neither a value of {column.type} in JSON nor an object with the field '{column.name}'"
+    )
     return RowError(row, column.name, reason)
 
 
 def _wrapped(keys: pa.BinaryArray, table: TableDefinition) -> tuple[pa.BinaryArray, pa.BooleanArray]:
-    """Keys of one column as JSON objects, and which of them were bare values and got the column's name."""
+    """Return keys of one column as JSON objects, and the mask of keys that were bare values."""
     (column,) = table.schema.key_columns
     bare = pc.invert(pc.match_substring_regex(keys, pattern=rb"^\s*\{"))
     if not pc.any(bare).as_py():
         return keys, bare
     values, was_bare = keys, bare
     if column.type.kind in (TypeKind.CHAR, TypeKind.STRING):
-        # A text that is not in quotes stands for itself.
+        # An unquoted text stands for itself.
         unquoted = pc.and_(bare, pc.invert(pc.match_substring_regex(keys, pattern=rb'^\s*"')))
         texts = keys.filter(unquoted)
         try:
@@ -657,7 +663,7 @@ def _wrapped(keys: pa.BinaryArray, table: TableDefinition) -> tuple[pa.BinaryArr
             ) from error
         values = pc.replace_with_mask(keys, unquoted, quoted)
         bare = pc.and_(bare, pc.invert(unquoted))
-    # With the brackets that come round it, what is more than one value could be another object: it stays an error.
+    # More than one bare value could form another object within the added brackets: keep it an error.
     several = pc.and_(bare, pc.invert(pc.match_substring_regex(values, pattern=_ONE_VALUE)))
     values = pc.if_else(several, b"]", values)
     front = json.dumps(column.name, ensure_ascii=False).encode()

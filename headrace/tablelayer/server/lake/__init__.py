@@ -1,1 +1,1 @@
-"""Who tiers which table now, and how far the lake is."""
+"""Lake tiering: granting rounds, and the lake's progress."""

@@ -1,8 +1,8 @@
-"""The broker's configurations of lake catalogs, and who is told their values.
+"""The broker's configurations of lake catalogs, and which clients may see their values.
 
-`datalake.<format>.<name>` is a property of the catalog, by the name that the lake's documentation gives it. Those that
-say where a catalog is and how it is spoken to are told to everybody; every other one may be a credential, and is told
-to nobody but to who presents `datalake.tiering.token`. Everybody else learns that it is set.
+`datalake.<format>.<name>` is a catalog property, with the name from the lake's documentation. Properties of a catalog's
+place and protocol are visible to all clients. Any other property may be a credential: only clients that present
+`datalake.tiering.token` see its value; other clients see that it is set.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OPEN = re.compile(
     r"|scope|rest\.sigv4-enabled|rest\.signing-(?:name|region)|glue\.(?:id|endpoint|skip-archive)|s3\.(?:endpoint|region"
     r"|path-style-access|path\.style\.access)|gcs\.(?:project-id|service\.host)|fs\.(?:s3a|oss)\.endpoint"
 )
-"""Names without `datalake.<format>.` whose values are no secrets."""
+"""Names, without `datalake.<format>.`, whose values are not secret."""
 
 
 def _catalog_type(name: str) -> ConfigType:
@@ -33,20 +33,20 @@ def _catalog_type(name: str) -> ConfigType:
 
 
 def _catalog_complaint(text: str) -> str | None:
-    """Everybody may see where a catalog is."""
+    """Refuse a URL with a password, because all clients may see it."""
     try:
         parts = urlsplit(text)
     except ValueError:
         return None
     if parts.password is None:
         return None
-    return "a URL with a password would be shown to everybody: give it by the catalog's own property"
+    return "a URL with a password would be visible to all clients: set the password by the catalog's own property"
 
 
 def _token_complaint(text: str) -> str | None:
     if len(text) >= _TOKEN_LENGTH_MIN:
         return None
-    return f"it is guessed too easily: take {_TOKEN_LENGTH_MIN} characters or more, at random"
+    return f"it is too easy to guess: choose {_TOKEN_LENGTH_MIN} characters or more, at random"
 
 
 LAKE_CATALOG_CONFIGS = (
@@ -54,21 +54,21 @@ LAKE_CATALOG_CONFIGS = (
         "datalake.iceberg.warehouse",
         ConfigType.STRING,
         None,
-        "Where tables are tiered to: the folder or URI of the Iceberg warehouse.",
+        "Folder or URI of the Iceberg warehouse to which tables are tiered.",
         _catalog_complaint,
     ),
     ConfigKey(
         "datalake.paimon.warehouse",
         ConfigType.STRING,
         None,
-        "Where tables for Paimon are tiered to: the folder or URI of the Paimon warehouse.",
+        "Folder or URI of the Paimon warehouse to which tables for Paimon are tiered.",
         _catalog_complaint,
     ),
     ConfigKey(
         "datalake.paimon.*",
         ConfigType.STRING,
         None,
-        "A property of the Paimon catalog, as Paimon's documentation names it: fs.*, table-default.*",
+        "Property of the Paimon catalog, as Paimon's documentation names it: fs.*, table-default.*",
         _catalog_complaint,
         type_of=_catalog_type,
     ),
@@ -76,7 +76,7 @@ LAKE_CATALOG_CONFIGS = (
         "datalake.iceberg.*",
         ConfigType.STRING,
         None,
-        "A property of the Iceberg catalog, as Iceberg's documentation names it: type, uri, table-default.*",
+        "Property of the Iceberg catalog, as Iceberg's documentation names it: type, uri, table-default.*",
         _catalog_complaint,
         type_of=_catalog_type,
     ),
@@ -84,15 +84,16 @@ LAKE_CATALOG_CONFIGS = (
         TIERING_TOKEN,
         ConfigType.PASSWORD,
         None,
-        "What a tiering job, or a reader of the lake, presents to be told the credentials among the properties of lake "
-        "catalogs; the same text is in its environment as HEADRACE_TIERING_TOKEN. Without it nobody is told them.",
+        "Secret that a tiering job, or a reader of the lake, presents to see the credentials among the "
+        "properties of lake catalogs. Its environment has the same text as HEADRACE_TIERING_TOKEN. "
+        "Without it no client sees them.",
         _token_complaint,
     ),
 )
 
 
 def has_catalog(config: BrokerConfig, lake: str) -> bool:
-    """Whether the broker says where tables of this lake format are tiered to: a warehouse, or another catalog."""
+    """Return whether the broker has a place for tables of this lake format: a warehouse, or another catalog."""
     prefix = f"datalake.{lake}."
     given = {
         name.removeprefix(prefix): text for name, text in config.explicit.items() if name.startswith(prefix)
@@ -103,7 +104,7 @@ def has_catalog(config: BrokerConfig, lake: str) -> bool:
 
 
 def properties_for(config: BrokerConfig, token: str | None) -> list[LakeProperty]:
-    """The properties of lake catalogs that are set; null for what only who has the token may know."""
+    """Return the lake catalogs' properties that are set; a secret value is null without the right token."""
     expected = config[TIERING_TOKEN]
     trusted = bool(expected and token) and hmac.compare_digest(
         str(expected).encode(), str(token).encode(errors="replace")

@@ -1,18 +1,17 @@
-"""Who may tier which table now, and how far the lake is: decisions alone, without clock, store or loop.
+"""Granting of tiering rounds, and the lake's progress: decisions alone, without clock, store or loop.
 
-A round is granted with an epoch, one higher than every earlier round of that table, and a lease that heartbeats
-renew. Whoever has an older epoch, or whose lease ran out and was noticed, is fenced. Rules:
+A round is granted with an epoch, one higher than the table's earlier rounds, and a lease that heartbeats renew. A
+worker with an older epoch, or whose lease is known to have expired, is fenced. Rules:
+- a table has one round at a time; a worker that asks again for its own table fences its earlier round;
+- a table is due when its last commit is older than its freshness; the table that has waited longest is first;
+- a round that fails, or whose worker falls silent, delays its table: RETRY, twice that, ... up to a limit. A commit
+  ends the delay. A round that ends without a failure causes no delay;
+- a round that lasts too long, or that a client asked to finish, learns this from its next heartbeat. Its worker then
+  finishes its present work and ends, so that one table with a large backlog does not starve the others;
+- a tiered offset is never forgotten, and a dropped table has no rounds.
 
-- one round per table at a time; a worker that asks again for its own table fences its earlier round;
-- a table is due when its last commit is older than its freshness, the longest waiting first;
-- a round that failed, or whose worker fell silent, puts its table off: RETRY, twice that, ... up to a limit; a
-  commit ends that. A round that ends without a failure puts off nothing;
-- a round that lasts too long, or that somebody asked to finish, is told so with its next heartbeat. Its worker
-  then ends it after what it has in hand, so that one table with a large backlog does not starve the others;
-- an offset that was tiered is never forgotten, and a table that was dropped has no rounds.
-
-Of a table's record (`LakeState`) the caller keeps a durable copy, written before it answers; rounds and
-failures are in memory: after a restart every table is free, and its next round fences the ones before.
+The caller keeps a durable copy of a table's record (`LakeState`), written before it answers. Rounds and failures are in
+memory: after a restart every table is free, and its next round fences the earlier ones.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from headrace.tablelayer.model.lake.offsets import (
 
 
 class LakeState(msgspec.Struct, frozen=True):
-    """What is known of one table's lake; `snapshot_id` and `committed_at_ms` are -1 before its first commit.
+    """The state of one table's lake; `snapshot_id` and `committed_at_ms` are -1 before its first commit.
 
     `commits` counts the reported ones since the server started.
     """
@@ -69,23 +68,21 @@ class LakeState(msgspec.Struct, frozen=True):
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A table that may be tiered: its id and how far its lake may be behind."""
+    """A table that may be tiered: its id and the maximum age of its lake."""
 
     table_id: UUID
     freshness_ms: int
 
 
 class Now(msgspec.Struct, frozen=True):
-    """A moment: `time_ms` of the day's clock, for what people see and what survives restarts; `monotonic_ms`
-    for everything that is waited for.
-    """
+    """A moment: `time_ms` is wall-clock time, for display and durable state; `monotonic_ms` is for waiting."""
 
     time_ms: int
     monotonic_ms: int
 
 
 class Timing(msgspec.Struct, frozen=True):
-    """In milliseconds: a lease; the longest round; the first and the longest wait after failures."""
+    """Durations in milliseconds: a lease; the longest round; the first and the longest delay after failures."""
 
     lease: int = 60_000
     round_max: int = 1_800_000
@@ -93,12 +90,12 @@ class Timing(msgspec.Struct, frozen=True):
     retry_max: int = 600_000
 
     def wait_after(self, failures: int) -> int:
-        """The wait after so many failures in a row."""
+        """Return the delay after a number of consecutive failures."""
         return min(self.retry << min(failures - 1, 32), self.retry_max) if failures > 0 else 0
 
 
 class Round(msgspec.Struct, frozen=True):
-    """A round that is running. `changes` and `doing` are what its worker last said of its progress."""
+    """A running round. `changes` and `doing` are its worker's last progress report."""
 
     worker: str
     epoch: int
@@ -110,7 +107,7 @@ class Round(msgspec.Struct, frozen=True):
 
 
 class Trouble(msgspec.Struct, frozen=True):
-    """The failures in a row of a table, the moment before which it is left alone, and what the last one was."""
+    """A table's consecutive failures, the time until which it is delayed, and the last error."""
 
     failures: int = 0
     retry_at: int = 0
@@ -118,7 +115,7 @@ class Trouble(msgspec.Struct, frozen=True):
 
 
 class LakeMachine:
-    """All tables of one server. Every method is a step; those that return a LakeState changed it."""
+    """All tables of one server. Every method is a step; a step that returns a LakeState has changed it."""
 
     def __init__(self, timing: Timing | None = None) -> None:
         self.timing = Timing() if timing is None else timing
@@ -138,14 +135,15 @@ class LakeMachine:
         return self._troubles.get(table_id, Trouble())
 
     def tables(self) -> list[UUID]:
-        """Tables that ever had a round."""
+        """Return the tables that ever had a round."""
         return list(self._states)
 
     # ---- steps
 
     def restore(self, table_id: UUID, state: LakeState) -> None:
-        """What the durable copy says; before every other step, and when somebody else has written it: that one has
-        granted what rounds there are.
+        """Set a table's state from its durable copy: at the start, and when another broker has written it.
+
+        An older round of this broker ends then, because the other broker has granted a newer one.
         """
         self._states[table_id] = state
         running = self._rounds.get(table_id)
@@ -155,9 +153,9 @@ class LakeMachine:
     def begin(
         self, now: Now, worker: str, candidates: Iterable[Candidate], *, force: bool
     ) -> tuple[UUID, int] | None:
-        """Grant `worker` a round of the table that has waited longest: its id and the round's epoch.
+        """Grant `worker` a round of the table that has waited longest; return its id and the round's epoch.
 
-        None when every candidate is leased to another, or, without `force`, none is due or it is put off.
+        Returns None if every candidate is leased to another worker or, without `force`, is not due or is delayed.
         """
         listed = list(candidates)
         for table in listed:
@@ -174,7 +172,7 @@ class LakeMachine:
         return table_id, state.epoch + 1
 
     def heartbeat(self, now: Now, table_id: UUID, epoch: int, changes: int = 0, doing: str = "") -> bool:
-        """Renew the lease; whether the worker is to finish. Raises TableError(FENCED_TIERING_EPOCH)."""
+        """Renew the lease; return whether the worker is to finish. Raises TableError(FENCED_TIERING_EPOCH)."""
         running = self._check(table_id, epoch)
         ends = now.monotonic_ms + self.timing.lease
         self._rounds[table_id] = replace(running, lease_ends=ends, changes=changes, doing=doing)
@@ -189,10 +187,10 @@ class LakeMachine:
         offsets: Offsets,
         existing: Collection[Any] = (),
     ) -> LakeState:
-        """Take what the lake holds and renew the lease: the round goes on until it is given back.
+        """Note a commit and renew the lease; the round goes on until `give_back`.
 
-        An offset below the known one is refused: a lake does not forget. `existing`: of a partitioned table the places
-        that there are; what is known of others is let go. Raises TableError(FENCED_TIERING_EPOCH).
+        An offset below the known one is refused: a lake does not forget. `existing` has the places of a partitioned
+        table; the state of all other places is removed. Raises TableError(FENCED_TIERING_EPOCH).
         """
         running = self._check(table_id, epoch)
         state = self.state(table_id)
@@ -201,7 +199,7 @@ class LakeMachine:
             if offset < known:
                 raise TableError(
                     TableErrorCode.FENCED_TIERING_EPOCH,
-                    f"bucket {place} was tiered up to offset {known} before; {offset} is behind it",
+                    f"bucket {place} was already tiered up to offset {known}; {offset} is lower",
                 )
         changed = replace(
             state,
@@ -216,30 +214,27 @@ class LakeMachine:
         return changed
 
     def give_back(self, now: Now, table_id: UUID, epoch: int, failure: str | None) -> None:
-        """End a round: `failure` says why it could not be done, None that nothing was wrong.
-
-        Raises TableError(FENCED_TIERING_EPOCH).
-        """
+        """End a round. `failure` is the reason if it failed, else None. Raises TableError(FENCED_TIERING_EPOCH)."""
         self._check(table_id, epoch)
         del self._rounds[table_id]
         if failure is not None:
             self._put_off(now.monotonic_ms, table_id, failure)
 
     def finish(self, table_id: UUID) -> bool:
-        """Have the running round told to finish; False if there is none."""
+        """Tell the running round to finish with its next heartbeat; return False if there is none."""
         running = self._rounds.get(table_id)
         if running is not None:
             self._rounds[table_id] = replace(running, finish=True)
         return running is not None
 
     def drop_round(self, table_id: UUID, epoch: int) -> None:
-        """The grant could not be written down, so nobody was told of it."""
+        """Drop a round whose grant could not be stored; no worker knows it."""
         running = self._rounds.get(table_id)
         if running is not None and running.epoch == epoch:
             del self._rounds[table_id]
 
     def forget(self, table_id: UUID) -> bool:
-        """The table was dropped; whether anything was known of it."""
+        """Forget a dropped table; return whether it had any state."""
         self._rounds.pop(table_id, None)
         self._troubles.pop(table_id, None)
         return self._states.pop(table_id, None) is not None

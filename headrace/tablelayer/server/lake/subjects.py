@@ -1,6 +1,6 @@
-"""What is tiered as one: a table, all partitions of a partitioned table together, or a plain topic.
+"""The unit of tiering: a table, with all partitions if it is partitioned, or a plain topic.
 
-Rounds, offsets and leases are the subject's; its places are the buckets in which its records are.
+Rounds, offsets and leases belong to the subject; its places are the buckets with its records.
 """
 
 from __future__ import annotations
@@ -32,29 +32,31 @@ if TYPE_CHECKING:
     from headrace.tablelayer.server.lake.tiering import LakeRounds
 
 _ENDS_SECONDS = 5.0
-"""A broker that takes longer is left out."""
+"""Maximum time to wait for a broker's answer; a slower broker is left out."""
 
 _HOLD_SECONDS = 60.0
-"""How long a partition that is about to be dropped takes nothing; longer than `_DROP_SECONDS` by more than a store may
-take to write, or a session lasts."""
+"""Time for which a partition that is about to be dropped accepts nothing.
+
+It exceeds `_DROP_SECONDS` by more than a write to the coordination store may take, or a session lasts.
+"""
 
 _DROP_SECONDS = 20.0
-"""How long after leaders were asked to hold it a drop may still begin."""
+"""Time after the request to hold a partition within which its drop may begin."""
 
 _OPTIONS = {
     False: ("table", TableOptions.datalake_enabled.name),
     True: ("topic", TopicOptions.enabled.name),
 }
-"""Of a table, and of a plain topic."""
+"""Names for a table (False) and for a plain topic (True)."""
 
 logger = logging.getLogger("headrace.tables")
 
 Ends = Mapping[tuple[str, int], m.FoundEnd]
-"""By topic and partition."""
+"""Ends by topic and partition."""
 
 
 class Subject(msgspec.Struct, frozen=True):
-    """`definition` is the table's; None for a plain topic, which has no schema on the server."""
+    """A unit of tiering. `definition` is None for a plain topic, which has no schema on the server."""
 
     table_id: UUID
     name: str
@@ -65,12 +67,11 @@ class Subject(msgspec.Struct, frozen=True):
 
 
 class LakeProgress(msgspec.Struct, frozen=True):
-    """How far one subject's lake is: a few numbers, also for metrics.
+    """The progress of one subject's lake.
 
-    `ends` is where the records end, by place; `behind` counts offsets that the lake does not have, `behind_ms` says
-    how long ago the oldest of them was written, within its batch (0: it has all; -1: nobody knows). `commits` were
-    reported since the server started, `failures` are those in a row since the last commit, `snapshot_id` is -1
-    before the first.
+    `ends` has the end offset of each place. `behind` counts offsets that the lake lacks; `behind_ms` is the age of the
+    oldest of them, to the batch (0: the lake has all; -1: unknown). `commits` were reported since the server started,
+    `failures` are consecutive since the last commit, and `snapshot_id` is -1 before the first commit.
     """
 
     name: str
@@ -96,8 +97,9 @@ class LakeSubjects:
         return [each for each in found if each.enabled]
 
     def without_lake(self) -> list[Subject]:
-        """What is to be tiered, never was, and has no catalog in this broker's configuration: its log never expires,
-        unless a tierer brings a warehouse of its own.
+        """Return subjects that are to be tiered, never were, and have no catalog in this broker's configuration.
+
+        Their logs never expire, unless a tiering job has a warehouse of its own.
         """
         config = self._catalog.context.config
         return [
@@ -107,22 +109,24 @@ class LakeSubjects:
         ]
 
     def warn_without_lake(self) -> None:
-        """A line in the log for each of those that were not told before."""
+        """Log a warning for each new subject without a lake."""
         for each in self.without_lake():
             if each.table_id not in self._told_without_lake:
                 self._told_without_lake.add(each.table_id)
                 kind, option = _OPTIONS[each.definition is None]
                 logger.warning(
                     "%s %s has '%s' = 'true', but this broker has no lake for it ('datalake.%s.warehouse' is not set):"
-                    " until something tiers it, its log never expires",
+                    " its log never expires until it is tiered",
                     kind, each.name, option, each.format,
                 )  # fmt: skip
 
     async def ends(
         self, subjects: Iterable[Subject], partition_name: str | None = None, hold_seconds: float = 0.0
     ) -> Ends:
-        """Where the records of these end, by topic and partition, that other brokers lead; who does not answer is left
-        out. One request for each broker. Of one partition alone, if it is named; `hold_seconds` as in `hold`.
+        """Return the ends of the subjects' partitions that other brokers lead, by topic and partition.
+
+        There is one request for each broker; a broker that does not answer is left out. With `partition_name`, only
+        that partition's ends are returned; `hold_seconds` as in `hold`.
         """
         metadata = self._catalog.context.metadata
         if metadata.is_alone:
@@ -158,7 +162,7 @@ class LakeSubjects:
         return found
 
     def describe_ends(self, wanted: Iterable[m.WantedEnd], hold_seconds: float = 0.0) -> Iterator[m.FoundEnd]:
-        """What another broker asks by `ends`. A new leader says nothing before it knows what was published."""
+        """Answer another broker's `ends`. A new leader gives no end until it knows what was published."""
         seconds = min(hold_seconds, _HOLD_SECONDS)
         for each in wanted:
             partition = self._catalog.context.replicas.find_partition(each.topic, each.partition)
@@ -176,7 +180,7 @@ class LakeSubjects:
             yield m.FoundEnd(end=end, newest_ms=newest_ms)
 
     def by_topic(self, name: str) -> Subject:
-        """A plain topic. Raises TableError: TABLE_NOT_FOUND, LAKE_NOT_ENABLED."""
+        """Return a plain topic. Raises TableError: TABLE_NOT_FOUND, LAKE_NOT_ENABLED."""
         topic = self._catalog.context.metadata.topic(name)
         if topic is None or not _is_plain(topic):
             what = "does not exist" if topic is None else "is a table"
@@ -184,22 +188,22 @@ class LakeSubjects:
         return _enabled(of_topic(topic))
 
     def by_path(self, path: TablePath) -> Subject:
-        """Raises TableError: the catalog's, or LAKE_NOT_ENABLED."""
+        """Return a table's subject. Raises TableError: the catalog's, or LAKE_NOT_ENABLED."""
         return _enabled(of_table(self._catalog.by_path(path)))
 
     def by_id(self, table_id: UUID) -> Subject:
-        """Raises TableError(TABLE_NOT_FOUND)."""
+        """Return a subject. Raises TableError(TABLE_NOT_FOUND)."""
         topic = self._catalog.context.metadata.topic_by_id(table_id)
         if topic is not None and _is_plain(topic):
             return of_topic(topic)
         return of_table(self._catalog.by_id(table_id))
 
     def tiered_by_id(self, table_id: UUID) -> Subject:
-        """Raises TableError: TABLE_NOT_FOUND, LAKE_NOT_ENABLED."""
+        """Return a subject that is tiered. Raises TableError: TABLE_NOT_FOUND, LAKE_NOT_ENABLED."""
         return _enabled(self.by_id(table_id))
 
     def places(self, subject: Subject) -> Iterator[tuple[Place, Partition]]:
-        """Where the subject's records are now."""
+        """Yield the places that have the subject's records now."""
         definition = subject.definition
         if definition is None or not definition.is_partitioned:
             for partition in self._catalog.context.replicas.partitions(
@@ -213,8 +217,10 @@ class LakeSubjects:
                 yield PartitionBucket(each.path.partition, each.id, partition.index), partition
 
     def progress(self, subject: Subject, others: Ends | None = None) -> LakeProgress:
-        """How far the lake is, one small read for each place that is behind. `others`: where what other brokers lead
-        ends; what nobody has answered for counts as tiered. None: of what this broker leads alone.
+        """Return the lake's progress, with one small read for each place that is behind.
+
+        `others` has the ends of other brokers' partitions; a missing one counts as tiered. With None, only this
+        broker's partitions are counted.
         """
         record = self._lake.state(subject.table_id)
         ends, behind, oldest_ms = {}, 0, -1
@@ -248,8 +254,9 @@ class LakeSubjects:
         )
 
     def has_more(self, subject: Subject, others: Ends) -> bool:
-        """Whether there is anything that the lake does not have yet, and can be read: `others` as in `progress`, and of
-        a subject of which a leader is missing, or does not know yet what was published, nothing can.
+        """Return whether the lake lacks readable records. `others` as in `progress`.
+
+        Returns False if a leader is missing, or does not know yet what was published.
         """
         tiered = self._lake.state(subject.table_id).offsets
         has_more = False
@@ -267,7 +274,8 @@ class LakeSubjects:
         return has_more
 
     def tiered_offset(self, table_id: UUID, bucket: int) -> int | None:
-        """How far the lake has a bucket of a topic; None if it is not tiered, so that nothing waits for it."""
+        """Return the offset up to which the lake has a bucket; None if it is not tiered, so that retention does not
+        wait."""
         topic = self._catalog.context.metadata.topic_by_id(table_id)
         if topic is None:
             return None
@@ -276,7 +284,7 @@ class LakeSubjects:
         try:
             definition = self._catalog.definition(topic)
         except TableError:
-            return None  # the table is gone, and this partition is about to go
+            return None  # the table is gone, and this partition will go too
         if not definition.settings.datalake_enabled:
             return None
         if definition.path.partition is None:
@@ -286,8 +294,9 @@ class LakeSubjects:
         return self._lake.tiered_offset(whole, PartitionBucket(definition.path.partition, table_id, bucket))
 
     async def is_all_tiered(self, definition: TableDefinition, name: str) -> bool:
-        """Whether the lake has all that the partition `name` of a tiered table has; True if it is not tiered. False
-        also while nobody knows: a leader is missing, or new.
+        """Return whether the lake has all records of the partition `name`; True if the table is not tiered.
+
+        Returns False also while this is unknown because a leader is missing or new.
         """
         if not definition.settings.datalake_enabled:
             return True
@@ -310,9 +319,10 @@ class LakeSubjects:
         return True
 
     async def hold(self, definition: TableDefinition, name: str) -> Callable[[], bool] | None:
-        """Have the partition `name` of a table take nothing more for a while, if the lake has all that it has, so that
-        it can be dropped: None if it must stay. What is given says whether that is still so; it has to be asked in the
-        step in which the partition is dropped. Of a table that is not tiered nothing is held.
+        """Make the partition `name` accept nothing for a while, so that it can be dropped, if the lake has all of it.
+
+        Returns None if the partition must stay, else a function that returns whether the hold is still valid. Call it
+        in the step that drops the partition. Nothing is held for a table that is not tiered.
         """
         if not await self.is_all_tiered(definition, name):
             return None
@@ -345,7 +355,7 @@ class LakeSubjects:
 
 
 def of_table(definition: TableDefinition) -> Subject:
-    """The subject that a table is; of a partition one that nobody tiers, but that can be described."""
+    """Return a table's subject. A partition's subject can be described, but is not tiered by itself."""
     settings = definition.settings
     return Subject(
         definition.id,
@@ -358,7 +368,7 @@ def of_table(definition: TableDefinition) -> Subject:
 
 
 def of_topic(topic: TopicImage) -> Subject:
-    """A plain topic; one whose configuration nobody can read is not tiered."""
+    """Return a plain topic's subject; it is not tiered if its configuration cannot be read."""
     try:
         lake = TopicLake.parse(topic.name, topic.config)
     except TableError:
@@ -382,18 +392,18 @@ def _enabled(subject: Subject) -> Subject:
         what, option = _OPTIONS[definition is None]
         raise TableError(
             TableErrorCode.LAKE_NOT_ENABLED,
-            f"{what} {subject.name} is not tiered: its option '{option}' is not 'true'",
+            f"{what} {subject.name} is not tiered: set its option '{option}' to 'true'",
         )
     return subject
 
 
 def _is_of(place: Place, name: str) -> bool:
-    """Whether it is a bucket of this partition of a table."""
+    """Return whether a place is a bucket of this partition of a table."""
     return isinstance(place, PartitionBucket) and place.partition == name
 
 
 def _hold(partition: Partition, tiered: int, seconds: float) -> int:
-    """Hold a partition that is led here, unless it has more than the lake; the leader epoch, or -1."""
+    """Hold a partition of this broker, unless it has more records than the lake. Return the leader epoch, or -1."""
     try:
         if partition.log.log_end_offset > tiered:
             return -1
@@ -404,7 +414,7 @@ def _hold(partition: Partition, tiered: int, seconds: float) -> int:
 
 
 def _end(partition: Partition) -> int:
-    """Where the records end. Logs of plain topics are opened on first use, which this is."""
+    """Return the end of the published records. This opens a plain topic's log on its first use."""
     if not partition.is_open and partition.failure is None:
         try:
             partition.log  # noqa: B018 - opens it
@@ -414,7 +424,7 @@ def _end(partition: Partition) -> int:
 
 
 def _newest_ms(partition: Partition, offset: int) -> int:
-    """The newest timestamp in the batch that has the record at `offset`; -1 if there is none."""
+    """Return the newest timestamp in the batch that has the record at `offset`; -1 if there is none."""
     try:
         region = partition.read(max(offset, partition.log.log_start_offset), 1, True).region
     except KafkaError:

@@ -1,14 +1,12 @@
-"""The server's side of lake tiering: `lake_machine.py` decides, this carries out.
+"""The server's side of lake tiering: `lake/machine.py` decides; this module stores and answers.
 
-What makes tiering exact is the lake's own compare-and-set; rounds keep two tierers from working in vain, and the
-committed offsets kept here are a copy of what the lake's snapshots say, so that retention never deletes what
-the lake does not have.
+The lake's own compare-and-set makes tiering exact. Rounds keep two workers from doing the same work. The committed
+offsets are copied here from the lake's snapshots, so that retention never deletes records that the lake lacks.
 
-Epoch, snapshot and offsets are in the coordination store under /lake/<table id> before an answer is given. Of several
-brokers the controller gives out rounds; the others follow what it writes (`run`), for retention, and to go on when one
-of them is the controller. Of two that think they are, the store takes the writes of one.
-
-Everything here runs on the event loop.
+Epoch, snapshot and offsets are stored under /lake/<table id> in the coordination store before an answer is given. The
+controller grants rounds. Other brokers follow its writes (`run`), for retention, and to continue when one of them
+becomes the controller. If two brokers believe they are the controller, the store accepts the writes of one. Everything
+runs on the event loop.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ _ROOT: Final = "/lake"
 
 
 class LakeRounds:
-    """Grants rounds, renews and ends them. One object per server."""
+    """Grants, renews and ends rounds. One object per server."""
 
     def __init__(self, store: CoordinationStore, clock: Clock, timing: Timing | None = None) -> None:
         self._machine = LakeMachine(timing)
@@ -46,15 +44,15 @@ class LakeRounds:
         self._clock = clock
         self._saving = asyncio.Lock()
         self._overtaken: Counter[UUID] = Counter()
-        """How often others have written what is kept of a table."""
+        """Number of times that other brokers have written a table's state."""
 
     async def load(self) -> None:
-        """Read what is in the store. Call once, before anything else."""
+        """Read the stored state. Call it once, before anything else."""
         for name in await self._nodes.children():
             await self._restore(UUID(name))
 
     async def run(self) -> None:
-        """Follow what other brokers write, until cancelled. Raises StoreError; begun again it misses nothing."""
+        """Follow other brokers' writes until cancelled. Raises StoreError; a new call misses nothing."""
         await follow(self._store, _ROOT, self._read_on)
 
     async def _read_on(self) -> None:
@@ -76,22 +74,22 @@ class LakeRounds:
         return self._machine.state(table_id)
 
     def round_of(self, table_id: UUID) -> Round | None:
-        """The round that is running; it may be one whose worker fell silent."""
+        """Return the running round; its worker may have fallen silent."""
         return self._machine.round_of(table_id)
 
     def trouble(self, table_id: UUID) -> Trouble:
         return self._machine.trouble(table_id)
 
     def retry_in_ms(self, table_id: UUID) -> int:
-        """How long the table is still put off."""
+        """Return how long the table is still delayed."""
         return max(0, self._machine.trouble(table_id).retry_at - self._now().monotonic_ms)
 
     def known_tables(self) -> list[UUID]:
-        """Tables that ever had a round."""
+        """Return the tables that ever had a round."""
         return self._machine.tables()
 
     def tiered_offset(self, table_id: UUID, bucket: Place) -> int:
-        """The log of this bucket is in the lake below this offset: retention must not pass it."""
+        """Return the offset below which the lake has the bucket's log: retention must not pass it."""
         return self.state(table_id).offsets.get(bucket, 0)
 
     async def begin(
@@ -133,7 +131,7 @@ class LakeRounds:
         return self._machine.finish(table_id)
 
     async def forget(self, table_id: UUID) -> None:
-        """The table was dropped."""
+        """Forget a dropped table."""
         self._machine.forget(table_id)
         async with self._saving:
             await self._nodes.delete(str(table_id))
@@ -142,16 +140,19 @@ class LakeRounds:
         return Now(self._clock.time_ms(), int(self._clock.monotonic() * 1000))
 
     async def _save(self, table_id: UUID) -> None:
-        """Write the newest state; one writer at a time, so that an older one never comes last.
+        """Write the newest state. One write runs at a time, so that an older state is never written last.
 
-        Raises KafkaError when another broker has written: what it wrote counts then.
+        Raises KafkaError if another broker has written; its state is then valid.
         """
         before = self._overtaken[table_id]
         async with self._saving:
             if table_id not in self._machine.tables():
-                return  # dropped meanwhile
+                return  # dropped in the meantime
             if self._overtaken[table_id] != before:
-                raise KafkaError(ErrorCode.NOT_COORDINATOR, f"another broker tiers {table_id}")
+                raise KafkaError(
+                    ErrorCode.NOT_COORDINATOR,
+                    f"another broker has granted a tiering round of table {table_id}",
+                )
             try:
                 await self._nodes.write(str(table_id), self._machine.state(table_id).to_json())
             except KafkaError as error:

@@ -1,1 +1,1 @@
-"""What a batch of writes does to the rows: checks, merge engines, generated numbers. No I/O."""
+"""Effects of a batch of writes on the rows: checks, merge engines, generated numbers. No I/O."""

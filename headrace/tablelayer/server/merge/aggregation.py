@@ -1,8 +1,8 @@
-"""The aggregation merge engine: what becomes of one column of a batch of writes (rules R9).
+"""The aggregation merge engine: the new values of one column after a batch of writes (rules R9).
 
-A column at a time, all rows of the batch in kernels (`fold_kernels`); the exceptions, which take time per row in
-Python, are the sums and products of decimals beyond 18 digits, products of any decimals (both need integers of more
-than 64 bits) and the union of bitmaps (`roaring`, a kernel per row).
+Kernels (`fold_kernels`) process all rows of a column. The exceptions take Python time per row: sums and products of
+decimals beyond 18 digits, products of any decimals (both need integers of more than 64 bits), and the union of bitmaps
+(`roaring`, a kernel per row).
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ class Chain(msgspec.Struct, frozen=True):
 
 
 def fold(column: Column, given: pa.Array, stored: pa.Array, chain: Chain) -> pa.Array:
-    """The column after each operation: `given` has the n values of the operations, `stored` one for each group.
+    """Return the column after each operation. `given` has the operations' n values, `stored` one value for each group.
 
-    Raises RowError for an overflow (R9.7) or a value that is no bitmap.
+    Raises RowError for an overflow (R9.7) or a malformed bitmap.
     """
     aggregate = column.aggregate or DEFAULT_AGGREGATE
     function = aggregate.function
@@ -97,14 +97,14 @@ def fold(column: Column, given: pa.Array, stored: pa.Array, chain: Chain) -> pa.
 
 
 def pick(given: pa.Array, stored: pa.Array, chain: Chain, mode: int) -> pa.Array:
-    """The first or last value, or non-null one, by `mode` of `fold_kernels`. Any type."""
+    """Return the first or last value, or non-null value, by `mode` of `fold_kernels`. Any type."""
     chosen = np.empty(len(given), np.int64)
     kernels.pick(*chain.arguments(), _valid(given), _valid(stored), mode, chosen)
     return taken(given, stored, chosen)
 
 
 def taken(given: pa.Array, stored: pa.Array, chosen: Indices) -> pa.Array:
-    """Values by number: n given ones, then the stored ones; -1 is null."""
+    """Return values by number: the n given ones, then the stored ones; -1 is null."""
     if len(given) and bool((chosen >= 0).all()) and int(chosen.max()) < len(given):
         return given.take(pa.array(chosen))
     return pa.concat_arrays([given, stored]).take(pa.array(chosen, mask=chosen < 0))
@@ -123,9 +123,9 @@ def _extreme(given: pa.Array, stored: pa.Array, chain: Chain, sign: int) -> pa.A
 
 
 def ranks_of(values: pa.Array) -> Indices:
-    """int64[n] that compare as the values do; what stands at nulls means nothing.
+    """Return int64[n] that compare as the values do; entries of nulls are undefined.
 
-    Floats as Java orders them: -0.0 below 0.0, NaN above all. Texts by their UTF-8 bytes.
+    Floats are ordered as in Java: -0.0 below 0.0, NaN above all. Texts are ordered by their UTF-8 bytes.
     """
     arrow_type = values.type
     if pa.types.is_floating(arrow_type):
@@ -138,7 +138,7 @@ def ranks_of(values: pa.Array) -> Indices:
 
 
 def _as_int64(array: pa.Array) -> Indices:
-    """Integers, booleans, dates and times."""
+    """Return integers, booleans, dates or times as int64."""
     slots = fixed_values(array)
     return slots.astype(np.int64) if slots.itemsize == 1 and pa.types.is_boolean(array.type) else slots.view(
         f"<i{slots.itemsize}"
@@ -148,12 +148,12 @@ def _as_int64(array: pa.Array) -> Indices:
 def _as_float64(array: pa.Array) -> npt.NDArray[np.float64]:
     slots = fixed_values(array)
     values = slots.view(f"<f{slots.itemsize}").astype(np.float64)
-    values[np.isnan(values)] = np.nan  # of one sign
+    values[np.isnan(values)] = np.nan  # all with one sign
     return values
 
 
 def _low_limbs(array: pa.Array) -> Indices:
-    """Unscaled decimals that fit into 64 bits."""
+    """Return unscaled decimals that fit into 64 bits."""
     if len(array) == 0:
         return np.zeros(0, np.int64)
     limbs: Indices = np.frombuffer(array.buffers()[1], np.int64, 2 * len(array), array.offset * 16)
@@ -195,7 +195,7 @@ def _floats(
 def _long_decimals(
     column: Column, given: pa.Array, stored: pa.Array, chain: Chain, function: AggregateFunction
 ) -> pa.Array:
-    """Row by row: Python's integers are the only ones that are wide enough. Products are rounded half up."""
+    """Fold row by row, because only Python's integers are wide enough. Products are rounded half up."""
     scale, highest = column.type.scale, 10**column.type.precision - 1
     with decimal.localcontext(decimal.Context(prec=80)):
         unscaled = [
@@ -226,7 +226,7 @@ def _long_decimals(
 
 
 def _bitmaps(column: Column, given: pa.Array, stored: pa.Array, chain: Chain, wide: bool) -> pa.Array:
-    """Row by row, each union in a kernel."""
+    """Fold row by row, each union in a kernel."""
     values: list[bytes | None] = [*given.to_pylist(), *stored.to_pylist()]
     out: list[bytes | None] = [None] * len(given)
 
@@ -239,7 +239,7 @@ def _bitmaps(column: Column, given: pa.Array, stored: pa.Array, chain: Chain, wi
         except MalformedBitmapError as error:
             bits = 64 if wide else 32
             raise RowError(
-                row, column.name, f"it is no serialised Roaring bitmap of {bits} bits: {error}"
+                row, column.name, f"it is not a serialised Roaring bitmap of {bits} bits: {error}"
             ) from error
         return new if held is None else merged
 
@@ -307,7 +307,7 @@ def _overflow(column: Column, given: pa.Array, row: int, function: AggregateFunc
 
 
 def warm() -> None:
-    """Compile the kernels (or load them from the cache)."""
+    """Compile the kernels, or load them from the cache."""
     from headrace.tablelayer.model.types import column_types as types
 
     flags, order = np.zeros(2, np.bool_), np.arange(2)

@@ -1,8 +1,8 @@
-"""The numbers of auto-increment columns (R10): ranges taken from a counter in the coordination store.
+"""The numbers of auto-increment columns (R10): ranges from a counter in the coordination store.
 
-A bucket takes a range before it uses a number of it, and a range that was taken is never given out again, so numbers
-are unique in the table whatever crashes; what is left of a range when the server stops is skipped. Every table has its
-own counter, which begins at 1.
+A bucket takes a range before it uses its numbers, and no range is given out twice, so numbers are unique in the table
+after any crash. The unused rest of a range is skipped when the server stops. Every table has its own counter, which
+begins at 1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ROOT = "/auto-increment"
 
 
 class OutOfNumbersError(Exception):
-    """The ranges at hand are used up; `missing` more numbers are needed."""
+    """The bucket's ranges are used up; `missing` more numbers are needed."""
 
     def __init__(self, missing: int) -> None:
         super().__init__(f"{missing} more numbers are needed")
@@ -33,13 +33,13 @@ class OutOfNumbersError(Exception):
 
 
 class Numbers:
-    """The ranges that a bucket holds. `peek` and then `use`, when what was peeked at is in the log."""
+    """The ranges that a bucket holds. Call `peek`, and then `use` once the numbers are in the log."""
 
     def __init__(self) -> None:
         self._ranges: list[tuple[int, int]] = []
 
     def peek(self, count: int) -> npt.NDArray[np.int64]:
-        """The next `count` numbers, ascending within each range. Raises OutOfNumbersError."""
+        """Return the next `count` numbers, ascending within each range. Raises OutOfNumbersError."""
         parts: list[npt.NDArray[np.int64]] = []
         for first, end in self._ranges:
             if count <= 0:
@@ -52,7 +52,7 @@ class Numbers:
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
     def use(self, count: int) -> None:
-        """The first `count` numbers are taken."""
+        """Remove the first `count` numbers, which are used."""
         while count > 0:
             first, end = self._ranges.pop(0)
             taken = min(count, end - first)
@@ -71,7 +71,7 @@ class AutoIncrement:
         self._store = store
 
     async def take(self, table_id: UUID, count: int, highest: int) -> tuple[int, int]:
-        """`count` numbers for one bucket alone: [first, end). Raises TableError when `highest` would be passed."""
+        """Take `count` numbers for one bucket: [first, end). Raises TableError if `highest` would be exceeded."""
         first = 1
 
         def taken(data: bytes | None) -> bytes:
@@ -80,7 +80,7 @@ class AutoIncrement:
             if first > highest:
                 raise TableError(
                     TableErrorCode.INVALID_ROW,
-                    f"the auto-increment column has reached {highest}, the last number of its type",
+                    f"the auto-increment column has reached {highest}, the highest number of its type",
                 )
             return str(min(first + count, highest + 1)).encode()
 
@@ -89,5 +89,5 @@ class AutoIncrement:
         return first, int(end)
 
     async def forget(self, table_id: UUID) -> None:
-        """The table was dropped. Idempotent."""
+        """Forget a dropped table. Idempotent."""
         await modify(self._store, f"{_ROOT}/{table_id}", lambda _: None)

@@ -1,14 +1,14 @@
-"""What a batch of upserts and deletes does to the rows of a bucket: rules R2 and R5 to R10.
+"""The effects of a batch of upserts and deletes on the rows of a bucket: rules R2 and R5 to R10.
 
-Pure and vectorised: rows are columns throughout, and no step takes time per key in Python. The trick that makes
-rounds for repeated keys unnecessary: without a merge engine, what a row looks like after an operation depends on the
-operation and on the *stored* row alone. For a full write it is the operation's own row; for a partial one the target
-columns come from the operation, all others from the stored row, which partial writes never touch. So only *whether* a
-row exists before an operation must be found out from the operation on the same key before it.
+Pure and vectorised: rows are columns throughout, and no step takes Python time per key. Repeated keys need no extra
+rounds: without a merge engine, a row after an operation depends on the operation and on the *stored* row alone. For a
+full write it is the operation's own row. For a partial write the target columns come from the operation, and all others
+from the stored row, which partial writes never touch. So only the *existence* of a row before an operation depends on
+the previous operation on the same key.
 
-Merge engines need the operations of a key one after the other: kernels walk over them, sorted by key. The versioned
-engine finds out which row stands after each write; the aggregation folds each column (`aggregate`). Columns are found
-by their position in the table's latest schema.
+Merge engines need the operations of a key in order: kernels process them sorted by key. The versioned engine finds the
+current row after each write; the aggregation folds each column (`aggregation`). Columns are found by their position in
+the table's latest schema.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from headrace.tablelayer.server.stored_message import message_of_arrays
 
 Indices = npt.NDArray[np.int64]
 TakeNumbers = Callable[[int], Indices]
-"""The next so many values for an auto-increment column, int64[n]. May raise, to be asked again later."""
+"""Returns the next n values for an auto-increment column, int64[n]. It may raise, to be called again later."""
 
 
 class MergeRules(msgspec.Struct, frozen=True):
-    """What of a table's definition decides about a write."""
+    """The parts of a table's definition that affect a write."""
 
     schema: Schema
     engine: MergeEngine | None = None
@@ -67,13 +67,13 @@ class MergeRules(msgspec.Struct, frozen=True):
 class Operations(msgspec.Struct, frozen=True):
     """A batch in the table's columns, checked against its schema.
 
-    rows       the table's columns in order; columns outside of `targets`, and all but the key of a delete, are ignored
+    rows       the table's columns in order; columns outside of `targets`, and all but a delete's key, are ignored
     deletes    bool[n], true for deletes; None if there are none
-    targets    positions of the columns written (key included); None for all
-    overwrite  past the merge engine: rows replace what is there (R9.10)
-    update     only rows that are there are written, none is made (R6.10); there are no deletes then
-    sent_as    what number each row had in the writer's batch, for errors; None if it is the same
-    kept       by column id, bool[n]: cells that stay as they are stored, whatever stands in `rows`
+    targets    positions of the written columns (key included); None for all
+    overwrite  bypass the merge engine: rows replace stored rows (R9.10)
+    update     write existing rows only, insert none (R6.10); there are no deletes then
+    sent_as    number of each row in the writer's batch, for errors; None if it is the same
+    kept       by column id, bool[n]: cells that keep their stored value, whatever is in `rows`
     """
 
     rows: pa.RecordBatch
@@ -85,7 +85,7 @@ class Operations(msgspec.Struct, frozen=True):
     kept: Mapping[int, Mask] | None = None
 
     def select(self, at: Indices) -> Operations:
-        """Some of the rows, in this order."""
+        """Return some of the rows, in this order."""
         deletes = None if self.deletes is None else self.deletes[at]
         if deletes is not None and not deletes.any():
             deletes = None
@@ -96,12 +96,12 @@ class Operations(msgspec.Struct, frozen=True):
 
 
 class Merged(msgspec.Struct, frozen=True):
-    """What to log and what to store.
+    """The changes to log and to store.
 
     changelog, change_types  the emitted rows, uint8[n]
     keys, values             in key order: encoded rows to store, None to delete
     row_delta                (+I) - (-D)
-    numbers_taken            how many values the auto-increment column has used up
+    numbers_taken            number of values that the auto-increment column has used
     """
 
     changelog: pa.RecordBatch
@@ -113,14 +113,14 @@ class Merged(msgspec.Struct, frozen=True):
 
 
 def row_keys(schema: Schema, rows: pa.RecordBatch, columns: tuple[str, ...] | None = None) -> pa.BinaryArray:
-    """Store keys of rows by their primary-key (or the given) columns: the encoded key behind `ROW_PREFIX`."""
+    """Return the store keys of rows by primary key (or the given columns): the encoded key behind `ROW_PREFIX`."""
     names = schema.primary_key if columns is None else columns
     prefix = pa.repeat(pa.scalar(True), rows.num_rows)  # a true boolean is encoded as 01
     return encode_keys([prefix, *(rows.column(name) for name in names)])
 
 
 def few_row_keys(schema: Schema, rows: pa.RecordBatch) -> list[bytes]:
-    """The same for a few rows, by their primary key."""
+    """Return the store keys of a few rows by primary key."""
     return [b"\x01" + key for key in encode_few_keys([rows.column(name) for name in schema.primary_key])]
 
 
@@ -130,7 +130,7 @@ def merge(
     read_stored: Callable[[list[bytes]], list[bytes | None]],
     take_numbers: TakeNumbers | None = None,
 ) -> Merged:
-    """Apply operations in order to what is stored. `read_stored` gets distinct keys in order.
+    """Apply operations in order to the stored rows. `read_stored` gets distinct keys in order.
 
     Raises RowError for a value that cannot be merged (R9.7) or kept (R17.11), and what `take_numbers` raises.
     """
@@ -148,10 +148,10 @@ def merge(
     updated, inserted, deleted = before & after, ~before & after, before & ~after
     if targets is not None and _is_key_only(rules, targets):
         if deletes is None:
-            updated[:] = False  # R6.6: nothing but the key was written
+            updated[:] = False  # R6.6: only the key was written
         else:
             updated &= deletes
-    standing: Indices | None = None  # which row stands after each operation; None: its own
+    standing: Indices | None = None  # the row that is current after each operation; None: its own
     if engine is MergeEngine.FIRST_ROW:
         updated[:] = False
         standing = _first_rows(groups, stored)
@@ -185,7 +185,7 @@ def merge(
 
 
 class _Stored:
-    """The stored rows of the groups, decoded when they are needed: mostly it is enough to know which there are."""
+    """The groups' stored rows, decoded only when needed: mostly their existence is enough."""
 
     def __init__(self, schema: Schema, values: list[bytes | None]) -> None:
         self._schema = schema
@@ -206,7 +206,7 @@ class _Stored:
         return self._decoded([index]).column(0)
 
     def behind(self, images: pa.RecordBatch, encoded: pa.BinaryArray, indices: Indices) -> pa.RecordBatch:
-        """The rows with these indices into `images`, which are `encoded` too, with the stored ones behind them."""
+        """Return rows by index into `images` (also given `encoded`), followed by the stored rows."""
         message = message_of_arrays([encoded, self._values], self._schema, None, indices)
         if message is None:
             return pa.concat_batches([images, self.rows]).take(pa.array(indices))
@@ -223,7 +223,7 @@ class _Stored:
 
 
 class _Groups:
-    """The distinct keys of a batch, sorted, and which rows have them."""
+    """The distinct keys of a batch, sorted, and the rows that have them."""
 
     def __init__(self, keys: pa.BinaryArray) -> None:
         count = len(keys)
@@ -256,7 +256,7 @@ class _Groups:
 def _emit(
     old: Indices, updated: Mask, inserted: Mask, deleted: Mask, *, full_image: bool
 ) -> tuple[Indices, npt.NDArray[np.uint8]]:
-    """Emitted rows as indices into (images, stored rows), and their change types. `old`: what stood before."""
+    """Return the emitted rows as indices into (images, stored rows), and their change types. `old`: earlier rows."""
     sizes = updated.astype(np.int64) * (2 if full_image else 1) + inserted + deleted
     ends = np.cumsum(sizes)
     positions = ends - sizes
@@ -289,7 +289,7 @@ def _to_store(
     changed: Mask,
     standing: Indices | None,
 ) -> tuple[list[bytes], list[bytes | None]]:
-    """Keys and values in key order. `encoded`: the images, if they are encoded already."""
+    """Return keys and values in key order. `encoded` has the images if they are encoded already."""
     if groups.previous is None and bool(changed.all()) and bool(after.all()):
         encoded = encode_rows(images, schema) if encoded is None else encoded
         return groups.keys, encoded.take(pa.array(groups.order)).to_pylist()
@@ -317,7 +317,7 @@ def _existence(
     deletes: Mask | None,
     targets: frozenset[int] | None,
 ) -> tuple[Mask, Mask]:
-    """Whether there is a row before and after each operation."""
+    """Return whether there is a row before and after each operation, two bool[n]."""
     count = len(groups.of_row)
     before, after = stored.exists[groups.of_row], np.ones(count, np.bool_)
     if deletes is None:
@@ -325,12 +325,12 @@ def _existence(
             before[groups.previous >= 0] = True
         return before, after
     from headrace.tablelayer.server.merge.fold_kernels import (
-        existence,  # numba: only who needs it waits for it
+        existence,  # imports numba: only if needed
     )
 
     removes, removes_new = np.ones(len(groups.keys), np.bool_), True
     if targets is not None:
-        # What is not null outside of the targets keeps the row (R6.7); an auto-increment column always is.
+        # A column outside of the targets that is not null keeps the row (R6.7); an auto-increment column never is null.
         removes_new = rules.auto_increment is None and not any(
             index not in targets and (column.default is not None or not column.nullable)
             for index, column in enumerate(rules.schema.columns)
@@ -344,7 +344,7 @@ def _existence(
 
 
 def _made_here(groups: _Groups, inserted: Mask) -> pa.Array:
-    """bool[n]: the row after an operation is one that this batch has made, and not the stored one."""
+    """Return bool[n]: the row after an operation was inserted by this batch, and is not the stored one."""
     order = groups.order
     of = groups.of_row[order]
     places = np.arange(len(order))
@@ -356,7 +356,7 @@ def _made_here(groups: _Groups, inserted: Mask) -> pa.Array:
 
 
 def _first_rows(groups: _Groups, stored: _Stored) -> Indices:
-    """R7: what is stored, else the first row of the batch with the key."""
+    """Return the stored row, else the batch's first row with the key (R7)."""
     count = len(groups.of_row)
     first = np.arange(len(groups.keys)) + count
     starts = groups.order[np.flatnonzero(np.diff(groups.of_row[groups.order], prepend=-1))]
@@ -367,7 +367,7 @@ def _first_rows(groups: _Groups, stored: _Stored) -> Indices:
 
 
 def _newest_rows(rules: MergeRules, rows: pa.RecordBatch, groups: _Groups, stored: _Stored) -> Indices:
-    """R8: the row with the highest version, the later one of equals."""
+    """Return the row with the highest version; of equal versions the later row (R8)."""
     from headrace.tablelayer.server.merge.aggregation import ranks_of
     from headrace.tablelayer.server.merge.fold_kernels import newest_version
 
@@ -393,7 +393,7 @@ def _images(
     inserted: Mask,
     take_numbers: TakeNumbers | None,
 ) -> pa.RecordBatch:
-    """The row after each operation, where there is one (R6.4, R6.5, R6.7, R9, R10)."""
+    """Return the row after each operation, if there is one (R6.4, R6.5, R6.7, R9, R10)."""
     from headrace.tablelayer.server.merge.aggregation import Chain, fold, pick
     from headrace.tablelayer.server.merge.fold_kernels import FIRST
 
@@ -409,7 +409,8 @@ def _images(
             numbers = np.zeros(rows.num_rows, np.int64)
             numbers[inserted] = take_numbers(int(inserted.sum()))
             given = pa.array(numbers).cast(column.type.arrow())
-            # A delete of some columns leaves the number, one of all starts anew: `before` says so.
+            # A delete of some columns keeps the number; after a delete of all columns there is a new one, as `before`
+            # shows.
             kept = Chain(chain.order, chain.of_row, before, no_deletes)
             columns.append(pick(given, stored.rows.column(index), kept, FIRST))
         elif targets is not None and index not in targets:
@@ -438,7 +439,8 @@ def _with_kept(
     before: Mask,
     old: Indices,
 ) -> pa.RecordBatch:
-    """R17.11: cells whose value the writer does not know are those of the row before. `old`: which row that is."""
+    """Replace cells that the writer does not know by those of the previous row (R17.11). `old` has the previous rows'
+    numbers."""
     from headrace.tablelayer.server.merge.aggregation import taken
 
     count, columns = images.num_rows, list(images.columns)
@@ -454,7 +456,7 @@ def _with_kept(
             _check_absent(rules, int(absent.argmax()), column)
         cells = cells & before
         source = np.where(cells, old, np.arange(count))
-        while True:  # the row before may have kept the cell too: twice as far with each step
+        while True:  # the previous row may have kept the cell too; each step doubles the distance
             within = np.where(source < count, source, 0)
             further = np.where((source < count) & cells[within], source[within], source)
             if (further == source).all():
@@ -465,12 +467,12 @@ def _with_kept(
 
 
 def _check_absent(rules: MergeRules, row: int, column: Column) -> None:
-    """Raise RowError for a value that was not sent, of a row that is not there, unless null may stand for it."""
+    """Raise RowError for a left-out value of a row that does not exist, unless null is allowed for it."""
     option = TableOptions.kafka_without_row.name
     if rules.without_row is WithoutRow.REFUSE:
         what = (
-            "the value was left out as unchanged, but no row with this key is stored whose value could be kept; load "
-            f"the table from a snapshot, or let such values be null: '{option}' = '{WithoutRow.NULL}'"
+            "the value was left out as unchanged, but no row with this key is stored; load "
+            f"the table from a snapshot, or allow null for such values: '{option}' = '{WithoutRow.NULL}'"
         )
         raise RowError(row, column.name, what)
     if not column.nullable:
@@ -481,7 +483,7 @@ def _check_absent(rules: MergeRules, row: int, column: Column) -> None:
 
 
 def _others_are_null(schema: Schema, stored: _Stored, targets: frozenset[int]) -> Mask:
-    """bool[groups]: every column outside of the targets is null (or there is no row)."""
+    """Return bool[groups]: every column outside of the targets is null (or there is no row)."""
     null = np.ones(len(stored.exists), np.bool_)
     for index in range(len(schema.columns)):
         if index not in targets:

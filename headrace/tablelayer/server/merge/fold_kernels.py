@@ -1,11 +1,11 @@
-"""Columns folded key by key: the kernels under the merge engines.
+"""Columns folded key by key: the kernels of the merge engines.
 
-All of them walk over the rows of a batch sorted by key and, within a key, in the order of the writes. `order` has the
-rows in that order, `of_row` the group (distinct key) of each row. A group begins with what is stored for it. Rows are
-numbered 0 to n-1, and the stored value of group g is number n + g; -1 stands for null. `before` says whether there is
-a row when an operation comes, `deletes` which operations are deletes, after which the value is null.
+They walk over the rows of a batch sorted by key and, within a key, in the order of the writes. `order` has the rows in
+that order, `of_row` the group (distinct key) of each row. A group begins with its stored value. Rows are numbered 0 to
+n-1; the stored value of group g has number n + g; -1 is null. `before` says whether there is a row before an operation;
+`deletes` marks deletes, after which the value is null.
 
-Nothing here allocates or fails, except that sums and products stop at the first row that overflows.
+The kernels neither allocate nor fail, except that sums and products stop at the first row that overflows.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ def existence(
     order: Indices, of_row: Indices, stored: Mask, deletes: Mask, removes: Mask, removes_new: bool, before: Mask,
     after: Mask,
 ) -> None:  # fmt: skip
-    """Whether there is a row before and after each operation. `removes[group]`: a delete takes the stored row away,
-    rather than leaving the rest of it; `removes_new`: so it does with a row that the batch has made."""
+    """Set whether there is a row before and after each operation.
+
+    `removes[group]`: a delete removes the stored row instead of keeping its other columns. `removes_new`: the same for
+    a row that the batch inserted.
+    """
     group, present, made = -1, False, False
     for row in order:
         if of_row[row] != group:
@@ -53,7 +56,7 @@ def existence(
 def newest_version(
     order: Indices, of_row: Indices, stored: Mask, versions: Indices, valid: Mask, winner: Indices
 ) -> None:
-    """The number of the row that stands after each write: a version that is not lower replaces; null is the lowest."""
+    """Set the number of the current row after each write. A version that is not lower replaces; null is the lowest."""
     count = len(order)
     group, held = -1, -1
     for row in order:
@@ -70,7 +73,7 @@ def pick(
     order: Indices, of_row: Indices, before: Mask, deletes: Mask, valid: Mask, stored_valid: Mask, mode: int,
     out: Indices,
 ) -> None:  # fmt: skip
-    """The number of the value that stands after each operation, by `mode`."""
+    """Set the number of the current value after each operation, by `mode`."""
     count = len(order)
     group, held = -1, -1
     for row in order:
@@ -95,7 +98,8 @@ def pick_extreme(
     order: Indices, of_row: Indices, before: Mask, deletes: Mask, valid: Mask, stored_valid: Mask,
     ranks: Indices, sign: int, out: Indices,
 ) -> None:  # fmt: skip
-    """As `pick`, for the highest (sign 1) or lowest (sign -1) of the n + g `ranks`; of equals the older one stays."""
+    """Like `pick`, for the highest (sign 1) or lowest (sign -1) of the n + g `ranks`; of equal values the older one
+    stays."""
     count = len(order)
     group, held = -1, -1
     for row in order:
@@ -119,7 +123,7 @@ def _product_fits(one: int, other: int, lowest: int, highest: int) -> bool:
         return True
     if other == -1:
         return one > lowest  # lowest is -highest - 1
-    # The least and the greatest factor that stay inside: quotients rounded inwards.
+    # The smallest and the greatest factor without overflow: quotients rounded inwards.
     least, greatest = (lowest, highest) if other > 0 else (highest, lowest)
     return least // other + (1 if least % other != 0 else 0) <= one <= greatest // other
 
@@ -129,7 +133,7 @@ def fold_integers(
     order: Indices, of_row: Indices, before: Mask, deletes: Mask, valid: Mask, stored_valid: Mask,
     values: Indices, kind: int, lowest: int, highest: int, out: Indices, out_valid: Mask,
 ) -> Any:  # fmt: skip
-    """Sums or products of the n + g `values`. The first row at which one leaves [lowest, highest], or -1."""
+    """Set sums or products of the n + g `values`. Return the first row where one leaves [lowest, highest], or -1."""
     count = len(order)
     group, held, known = -1, 0, False
     for row in order:
@@ -142,7 +146,7 @@ def fold_integers(
             held, known = values[row], valid[row]
         elif valid[row]:
             given = values[row]
-            # Asked beforehand: the compiler takes it for granted that arithmetic does not overflow.
+            # Check first: the compiler assumes that arithmetic does not overflow.
             if kind == SUM:
                 if held > highest - given if given > 0 else held < lowest - given:
                     return row
@@ -160,7 +164,7 @@ def fold_floats(
     order: Indices, of_row: Indices, before: Mask, deletes: Mask, valid: Mask, stored_valid: Mask,
     values: npt.NDArray[np.float64], kind: int, single: bool, out: npt.NDArray[np.float64], out_valid: Mask,
 ) -> None:  # fmt: skip
-    """Sums or products of the n + g `values`; `single` rounds each step as FLOAT does."""
+    """Set sums or products of the n + g `values`; `single` rounds each step as FLOAT does."""
     count = len(order)
     group, held, known = -1, 0.0, False
     for row in order:
@@ -183,8 +187,10 @@ def joined_lengths(
     order: Indices, of_row: Indices, before: Mask, deletes: Mask, valid: Mask, stored_valid: Mask,
     lengths: Indices, delimiter: int, out: Indices, out_valid: Mask, source: Indices,
 ) -> None:  # fmt: skip
-    """Lengths of joined texts, and where each begins with another: `source` is the number of the value that it
-    continues (the joined text of that row, or what is stored), -1 for none."""
+    """Set the lengths of joined texts, and the text that each one continues.
+
+    `source` is the number of that text (the joined text of that row, or the stored text), -1 for none.
+    """
     count = len(order)
     group, held, length, known = -1, -1, 0, False
     for row in order:
@@ -209,7 +215,7 @@ def join(
     order: Indices, valid: Mask, source: Indices, starts: Indices, lengths: Indices, data: Bytes, delimiter: Bytes,
     out_offsets: Offsets, out: Bytes,
 ) -> None:  # fmt: skip
-    """Write the texts that `joined_lengths` has measured; `starts` and `lengths` are those of the n + g in `data`."""
+    """Write the texts that `joined_lengths` measured; `starts` and `lengths` are those of the n + g texts in `data`."""
     count = len(order)
     for row in order:
         at, end, held = out_offsets[row], out_offsets[row + 1], source[row]

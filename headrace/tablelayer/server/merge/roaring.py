@@ -2,11 +2,11 @@
 
 32 bits: the portable format of the Roaring specification (github.com/RoaringBitmap/RoaringFormatSpec), which CRoaring,
 Java, Go and Rust share. 64 bits: that specification's extension: the number of 32-bit bitmaps as a uint64, then for
-each, in order, its high 32 bits as a uint32 and the bitmap; Java's Roaring64NavigableMap in portable mode and CRoaring
+each, in order, its high 32 bits as a uint32 and the bitmap. Java's Roaring64NavigableMap in portable mode and CRoaring
 write it. (Java's Roaring64Bitmap has a format of its own, which is refused.)
 
-A union comes out canonical: every container as array, bits or runs, whichever is the smallest. Input is checked as a
-whole, whatever it is united with, and a bitmap that is stored alone keeps its bytes.
+A union is canonical: every container is an array, bits or runs, whichever is smallest. Each input is checked as a
+whole, and a bitmap that is stored alone keeps its bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class MalformedBitmapError(Exception):
 
 
 def union(one: bytes, other: bytes | None, *, wide: bool) -> bytes:
-    """The union of two bitmaps; `other` None checks `one` alone. Raises MalformedBitmapError."""
+    """Return the union of two bitmaps; with `other` None, check `one` alone. Raises MalformedBitmapError."""
     united = _read(one, wide)
     if other is None:
         return one
@@ -43,7 +43,7 @@ def _read(data: bytes, wide: bool) -> Any:
 
 
 def _parses(kind: type[BitMap | BitMap64], data: bytes) -> bool:
-    """Deserialisation takes no notice of what follows a bitmap: bytes do if it is whole without the last one."""
+    """Return whether bytes begin with a bitmap; deserialisation ignores bytes behind it."""
     try:
         kind.deserialize(data)
     except (ValueError, IndexError):

@@ -1,6 +1,6 @@
-"""Batches of writers, checked against the table before anything is done with them (R1.5, R4.1, R16).
+"""Batches of writers, checked against the table before they have any effect (R1.5, R4.1, R16).
 
-What comes out can be applied without any further doubt about its content. Pure; called in executor threads.
+The result can be applied without further checks. Pure; called in executor threads.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from headrace.tablelayer.server.merge.engines import Operations
 
 
 class Writer(msgspec.Struct, frozen=True):
-    """Who writes, for deduplication: the producer fields of a batch and how many sequence numbers it takes."""
+    """The identity of a writer, for deduplication: a batch's producer fields and its number of sequence numbers."""
 
     producer_id: int = -1
     producer_epoch: int = -1
@@ -45,7 +45,7 @@ class Writer(msgspec.Struct, frozen=True):
         return cls(header.producer_id, header.producer_epoch, header.base_sequence, header.sequence_count)
 
     def header(self) -> BatchHeader:
-        """A header with nothing but the producer's fields, to ask the log whether it has the batch."""
+        """Return a header with only the producer's fields, to ask the log whether it has the batch."""
         return BatchHeader(
             0, 0, -1, MAGIC_ARROW, 0, 0, 0, -1, -1,
             self.producer_id, self.producer_epoch, self.base_sequence, 0, max(1, self.sequence_count),
@@ -53,27 +53,27 @@ class Writer(msgspec.Struct, frozen=True):
 
 
 class ClientWrite(msgspec.Struct, frozen=True):
-    """One batch of a table client and the columns it is for (ids of its schema; None: all). `update`: only rows that
-    are there are written (R6.10)."""
+    """One batch of a table client, and its target columns (ids of its schema; None: all). `update`: only existing rows
+    are written (R6.10)."""
 
     targets: tuple[int, ...] | None
     batch: memoryview
     update: bool = False
 
     def operations(self, definition: TableDefinition) -> Operations:
-        """Of a primary-key table; errors as `decode_put`."""
+        """Return the operations for a primary-key table; errors as `decode_put`."""
         return decode_put(self.batch, definition, self.targets, overwrite=self.update, update=self.update)
 
 
 _COMPRESS_FROM_BYTES = 4096
 
 OperationSource = Callable[[TableDefinition], Operations]
-"""Decodes and checks a write for the table as it is at that moment; raises TableError or KafkaError. Called in an
-executor thread, when it is the write's turn: the table may have been altered since it came."""
+"""Decodes and checks a write for the present table; raises TableError or KafkaError. It is called in an executor thread
+when it is the write's turn, because the table may have been altered since the request."""
 
 
 def made_for(definition: TableDefinition, operations: Operations) -> OperationSource:
-    """Operations that were decoded already, for the table as it was then."""
+    """Return a source of already decoded operations; it converts them if the table's schema has changed."""
 
     def source(now: TableDefinition) -> Operations:
         if now.schema.schema_id == definition.schema.schema_id:
@@ -85,8 +85,8 @@ def made_for(definition: TableDefinition, operations: Operations) -> OperationSo
 
 
 def compression_of(definition: TableDefinition, rows: pa.RecordBatch) -> ArrowCompression:
-    """The table's compression, but none for small batches: each buffer is compressed on its own, so that they
-    would get larger, at a third of a millisecond."""
+    """Return the table's compression; none for small batches, because buffers are compressed one by one: small ones
+    would grow, and cost a third of a millisecond."""
     return (
         definition.settings.arrow_compression
         if rows.nbytes >= _COMPRESS_FROM_BYTES
@@ -97,9 +97,9 @@ def compression_of(definition: TableDefinition, rows: pa.RecordBatch) -> ArrowCo
 def target_columns(
     definition: TableDefinition, schema: Schema, column_ids: Sequence[int], *, inserts: bool = True
 ) -> list[Column]:
-    """The target columns in the writer's schema. Raises TableError(INVALID_TARGET_COLUMNS): R6.1, R6.2, R6.9.
+    """Return the target columns in the writer's schema. Raises TableError(INVALID_TARGET_COLUMNS): R6.1, R6.2, R6.9.
 
-    If the write may insert rows, what is outside of them must be nullable in the table as it is now, or have a default.
+    If the write may insert rows, all other columns must be nullable in the present table, or have a default.
     """
     latest, settings = definition.schema, definition.settings
     if settings.merge_engine in (MergeEngine.FIRST_ROW, MergeEngine.VERSIONED):
@@ -110,7 +110,7 @@ def target_columns(
     unknown = [str(each) for each in column_ids if each not in positions]
     if unknown or not column_ids:
         raise _target_error(
-            f"there is no column with id {', '.join(unknown)}" if unknown else "none are given"
+            f"there is no column with id {', '.join(unknown)}" if unknown else "no columns are given"
         )
     targets = [positions[each] for each in column_ids]
     if targets != sorted(set(targets)):
@@ -128,14 +128,14 @@ def target_columns(
 
 
 def check_insertable(definition: TableDefinition) -> list[Column]:
-    """The columns of a row that is inserted by its key alone (R15). Raises TableError(INVALID_TARGET_COLUMNS)."""
+    """Return the columns of a row inserted by its key alone (R15). Raises TableError(INVALID_TARGET_COLUMNS)."""
     schema = definition.schema
     ids = [column.id for column in schema.columns if column.name in schema.primary_key]
     return target_columns(definition, schema, ids)
 
 
 def key_insertions(definition: TableDefinition, keys: pa.RecordBatch) -> Operations:
-    """Rows of which only the key is set, for keys in the primary key's order (R6.6, R15). Raises TableError."""
+    """Return rows with only the key set, for keys in the primary key's order (R6.6, R15). Raises TableError."""
     schema = definition.schema
     targets = frozenset(schema.index(column.name) for column in check_insertable(definition))
     check_rows(keys.num_rows, schema.row_cost, STORED_BYTES_MAX)
@@ -150,9 +150,9 @@ def key_insertions(definition: TableDefinition, keys: pa.RecordBatch) -> Operati
 
 
 def write_header(batch: memoryview) -> BatchHeader:
-    """The header of a batch from the network, its CRC unchecked. Raises KafkaError(CORRUPT_MESSAGE)."""
+    """Return the header of a batch from the network; its CRC is not checked. Raises KafkaError(CORRUPT_MESSAGE)."""
     if len(batch) < PREFIX_SIZE:
-        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"{len(batch)} bytes are no Arrow batch")
+        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"{len(batch)} bytes are not an Arrow batch")
     try:
         return read_header(batch)
     except DecodeError as error:
@@ -160,8 +160,10 @@ def write_header(batch: memoryview) -> BatchHeader:
 
 
 def parse_write(batch: memoryview, definition: TableDefinition) -> tuple[ArrowBatch, Schema]:
-    """The frame of a batch from the network: whole, intact, of one of the table's schemas (R4.1), which is given
-    too. Raises KafkaError, TableError."""
+    """Return a complete batch with a correct CRC, and its schema, which is one of the table's (R4.1).
+
+    Raises KafkaError, TableError.
+    """
     try:
         parsed = ArrowBatch.parse(batch)
         if parsed.header.size != len(batch):
@@ -199,9 +201,10 @@ def decode_put(
     overwrite: bool = False,
     update: bool = False,
 ) -> Operations:
-    """The operations of a write to a primary-key table, in its latest schema. `target_ids`: the target columns
-    in the writer's schema; None for all. `update`: only rows that are there are written (R6.10). Raises KafkaError or
-    TableError; R4.1, R5, R6, R10.
+    """Return the operations of a write to a primary-key table, in its latest schema (R4.1, R5, R6, R10).
+
+    `target_ids` are the target columns in the writer's schema; None for all. `update`: only existing rows are written
+    (R6.10). Raises KafkaError or TableError.
     """
     latest = definition.schema
     parsed, schema = parse_write(batch, definition)
@@ -239,7 +242,7 @@ def decode_put(
         if not deletes.any():
             deletes = None
     if update and deletes is not None:
-        raise TableError(TableErrorCode.INVALID_ROW, "an update of rows that are there has no deletes")
+        raise TableError(TableErrorCode.INVALID_ROW, "an update of existing rows must not have deletes")
     check_columns(columns, rows, deletes, latest.primary_key, partial=targets is not None)
     _check_value_format(definition, columns, rows)
     if definition.partition_keys:
@@ -257,7 +260,7 @@ def decode_put(
 
 
 def check_overwritable(definition: TableDefinition) -> None:
-    """Raise TableError(INVALID_ROW) if the merge engine alone decides what becomes of a row (R9.10)."""
+    """Raise TableError(INVALID_ROW) if only the merge engine may replace rows (R9.10)."""
     engine = definition.settings.merge_engine
     if engine is MergeEngine.FIRST_ROW or engine is MergeEngine.VERSIONED:
         raise TableError(
@@ -267,7 +270,7 @@ def check_overwritable(definition: TableDefinition) -> None:
 
 
 def statistics_of(definition: TableDefinition, schema: Schema, rows: pa.RecordBatch) -> bytes:
-    """Statistics of the rows that go into the log under a schema; none for small batches."""
+    """Return statistics of rows that are logged under a schema; none for small batches."""
     if rows.num_rows < STATISTICS_FROM_ROWS:
         return b""
     names = definition.settings.statistics_columns
@@ -281,10 +284,8 @@ def statistics_of(definition: TableDefinition, schema: Schema, rows: pa.RecordBa
 def decode_append(
     batch: memoryview, definition: TableDefinition
 ) -> tuple[ArrowBatch, Schema, pa.RecordBatch]:
-    """Check a batch of appends to a log table; its rows, and the schema they are of, stay as they were sent.
-
-    Raises KafkaError or TableError.
-    """
+    """Check a batch of appends to a log table; return its rows as sent, and their schema. Raises KafkaError or
+    TableError."""
     parsed, schema = parse_write(batch, definition)
     if parsed.change_types is not None:
         raise TableError(
@@ -318,8 +319,10 @@ def check_columns(
     *,
     partial: bool,
 ) -> None:
-    """NOT NULL, CHAR(n) and the digits of a second, inside of nested columns too. Of a delete only the key counts, but
-    a partial one may not clear a NOT NULL column."""
+    """Check NOT NULL, CHAR(n) and the digits of a second, also in nested columns. Raises TableError.
+
+    For a delete only the key counts, but a partial delete may not clear a NOT NULL column.
+    """
     for column, values in zip(columns, rows.columns, strict=True):
         if column.name in primary_key:
             if values.null_count:
@@ -340,17 +343,17 @@ def check_columns(
 
 
 def _check_value_format(definition: TableDefinition, columns: Sequence[Column], rows: pa.RecordBatch) -> None:
-    """What a Kafka consumer could never be given is not taken in. Raises RowError."""
+    """Raise RowError for a value that a Kafka consumer could never read."""
     if definition.settings.kafka_value_format is KafkaValueFormat.AVRO:
         check_range(columns, rows)
 
 
 def admit(definition: TableDefinition, operations: Operations) -> Operations:
-    """Refuse deletes, or leave them out, as the table says (R5), and values that the server gives (R10)."""
+    """Refuse or drop deletes as the table says (R5); refuse values of the column that the server numbers (R10)."""
     _check_numbered(definition, operations)
     behavior = definition.settings.delete_behavior
     if operations.overwrite and definition.settings.merge_engine is MergeEngine.AGGREGATION:
-        behavior = DeleteBehavior.ALLOW  # R9.10: to undo an insert is to delete
+        behavior = DeleteBehavior.ALLOW  # R9.10: undoing an insert is a delete
     if operations.deletes is None or behavior is DeleteBehavior.ALLOW:
         return operations
     if behavior is DeleteBehavior.DISABLE:
@@ -374,7 +377,7 @@ def _check_numbered(definition: TableDefinition, operations: Operations) -> None
         raise RowError(
             row,
             name,
-            f"{values[row].as_py()}, but the server numbers this column: leave it out, or give null",
+            f"{values[row].as_py()}, but the server numbers this column: leave it out, or set null",
         )
 
 

@@ -1,1 +1,1 @@
-"""Partitioned tables: what is written to the whole, and what the calendar makes and drops."""
+"""Partitioned tables: writes to the whole table, and automatic partitions."""

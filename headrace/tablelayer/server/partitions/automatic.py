@@ -1,9 +1,10 @@
-"""Automatic partitions: what `plan_partitions` asks for, carried out by the broker's clock.
+"""Automatic partitions: `plan_partitions` plans them; this module creates and drops them by the broker's clock.
 
-Every check makes the present partition and those ahead and drops the old ones; a table that was created or altered
-since the last check is looked at at once. A partition that cannot be made (there are too many) is said once a check and
-costs the others nothing; whatever else goes wrong with one table is told, and tried again at the next check. What a
-crash left half done is finished too: partitions whose table is gone are deleted, and retention follows the table's.
+Every check creates the present and the coming partitions and drops the old ones. A table that was created or altered
+since the last check is checked at once. If a partition cannot be created (there are too many), this is logged once a
+check, and other tables are not affected. Any other error of a table is logged, and tried again at the next check. Work
+that a crash interrupted is completed too: partitions whose table is gone are deleted, and retention follows the
+table's.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ class Calendar:
         context: BrokerContext,
         hold: Callable[[TableDefinition, str], Awaitable[Callable[[], bool] | None]],
     ) -> None:
-        """`hold(table, name)`: have a partition that is too old take nothing more, so that it can be dropped; None
-        before the lake has it. What it gives says whether that is still so.
+        """Create the calendar.
+
+        `hold(table, name)` makes a partition that is too old accept nothing more, so that it can be dropped. It returns
+        None while the lake lacks a part of it, else a function that returns whether the hold is still valid.
         """
         self._catalog = catalog
         self._hold = hold
@@ -45,9 +48,9 @@ class Calendar:
         self._version = -1
 
     async def check_if_due(self) -> None:
-        """Look after every table that has not been looked at for an interval, or was changed."""
+        """Check every table that was changed, or not checked for an interval."""
         if not self._metadata.is_loaded or not self._metadata.is_controller:
-            return  # a table that is not known yet is not a dropped one; one broker does it for all
+            return  # an unknown table is not a dropped one; the controller does this for all brokers
         if self._version != self._metadata.version:
             self._version = self._metadata.version
             await self._catalog.drop_orphans()
@@ -72,7 +75,9 @@ class Calendar:
                 is_held = await self._hold(definition, name)
                 if is_held is None:
                     logger.info(
-                        "partition %s of table %s is too old, but not in the lake", name, definition.path
+                        "partition %s of table %s is too old, but the lake does not have all of it",
+                        name,
+                        definition.path,
                     )
                     continue
                 await self._catalog.drop_partition(
@@ -81,8 +86,8 @@ class Calendar:
                 logger.info("dropped partition %s of table %s: it is too old", name, definition.path)
             for name in plan.create:
                 await self._catalog.create_partition(definition, name, ignore_if_exists=True)
-                logger.info("made partition %s of table %s", name, definition.path)
+                logger.info("created partition %s of table %s", name, definition.path)
         except (TableError, KafkaError) as error:
-            logger.warning("the partitions of table %s: %s", definition.path, error.message)
-        except Exception as error:  # noqa: BLE001 - of one table: told
-            self._background.failed(f"looking after the partitions of table {definition.path}", error)
+            logger.warning("cannot maintain the partitions of table %s: %s", definition.path, error.message)
+        except Exception as error:  # noqa: BLE001 - logged for this table
+            self._background.failed(f"maintenance of the partitions of table {definition.path}", error)

@@ -1,9 +1,9 @@
-"""The topic of a partitioned table itself: what is produced to it goes to the partitions.
+r"""The topic of a partitioned table itself: records that are produced to it go to the partitions.
 
-Its log holds no rows, only an empty batch for each batch that was produced, with the producer's sequence: that is
-what makes an answer, and what finds a repeated batch. The rows are in the partitions' own topics by then, those of all
-partitions or none (`joint_write`), each written under an identity of this writer and partition, so that a batch that is
-repeated after a crash in between is written once. Consumers read the partitions: `^db\\.t\\..*`.
+Its log has no rows, only an empty batch with the producer's sequence for each produced batch: it gives the offset for
+the answer, and detects a repeated batch. Before that the rows are logged in the partitions' own topics, those of all
+partitions or none (`joint_write`). Each part has an identity of this writer and partition, so that a batch that is
+repeated after a crash is written once. Consumers read the partitions: `^db\\.t\\..*`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from headrace.broker.partitions.partition import Partition
 
 _ATTEMPTS = 3
-"""A partition may be dropped between its creation and the write; nothing is logged by then."""
+"""Maximum number of attempts: a partition may be dropped between its creation and the write, before anything is logged.
+"""
 
 
 class PartitionedBucket(LogBucket):
@@ -44,7 +45,7 @@ class PartitionedBucket(LogBucket):
     async def write_produced(
         self, batch: memoryview, acks: int, timeout_ms: int, refused: Sequence[Refused] = ()
     ) -> AppendInfo:
-        """R17.2 for a whole table: rows to their partitions, then an empty batch under the producer's sequence."""
+        """Write rows to their partitions (R17.2), then an empty batch with the producer's sequence."""
         self.check_open()
         definition = self.definition
         header = kafka_face.check_frame(batch)
@@ -79,7 +80,7 @@ class PartitionedBucket(LogBucket):
             raise as_kafka_error(error, definition) from error
 
     async def _make_partitions(self, definition: TableDefinition, names: list[str]) -> None:
-        """All partitions that rows belong to, before any row is written: a row without one refuses the batch."""
+        """Create all missing partitions before any row is written; a row without a partition refuses the batch."""
         catalog = self.services.catalog
         present = set(catalog.partition_names(definition.path))
         missing = [name for name in names if name not in present]
@@ -100,7 +101,7 @@ class PartitionedBucket(LogBucket):
         acks: int,
         timeout_ms: int,
     ) -> None:
-        """Write the rows of all partitions and buckets, or none; they are visible afterwards, if `acks` demands it."""
+        """Write the rows of all partitions and buckets, or none, and wait as `acks` demands."""
         for attempt in range(_ATTEMPTS):
             await self._make_partitions(definition, list(rows))
             try:
@@ -123,7 +124,7 @@ class PartitionedBucket(LogBucket):
                 return
 
     async def wait_part(self, part: Part, info: AppendInfo, acks: int, timeout_ms: int) -> None:
-        """A partition that is dropped meanwhile takes the rows along (R18.2)."""
+        """Wait for a part; if its partition is dropped meanwhile, its rows are dropped too (R18.2)."""
         try:
             await super().wait_part(part, info, acks, timeout_ms)
         except KafkaError:
@@ -131,18 +132,18 @@ class PartitionedBucket(LogBucket):
                 raise
 
     def _is_there(self, part: Part) -> bool:
-        """Also if another broker leads it by now."""
+        """Return whether the part's partition exists, also with another leader."""
         return self.services.context.metadata.topic_by_id(part.bucket.partition.topic.topic_id) is not None
 
     async def delete(self) -> None:
-        """The table was dropped: its counter goes with it."""
+        """Delete the bucket, and the dropped table's auto-increment counter."""
         await super().delete()
         if self.definition.settings.auto_increment_column is not None:
             await self.services.auto_increment.forget(self.partition.topic.topic_id)
 
 
 class OrphanBucket:
-    """`PartitionHooks` of a partition whose table is gone: nobody is served until it is deleted."""
+    """`PartitionHooks` of a partition whose table is gone: it refuses all requests until it is deleted."""
 
     def __init__(self, services: Services, partition: Partition) -> None:
         self._directory = services.directory / str(partition.topic.topic_id)
@@ -150,7 +151,7 @@ class OrphanBucket:
         self._disk = services.store_disk
 
     async def start(self) -> None:
-        """Nothing to serve."""
+        """Do nothing."""
 
     async def produce(self, batch: memoryview, acks: int, timeout_ms: int) -> AppendInfo:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "the partition's table was dropped")
@@ -159,7 +160,7 @@ class OrphanBucket:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "the partition's table was dropped")
 
     def high_watermark_candidate(self, offset: int) -> None:
-        """Nothing is shown of what is about to be deleted."""
+        """Do nothing: the partition will be deleted."""
 
     def retention_floor(self) -> int | None:
         return None
@@ -171,10 +172,10 @@ class OrphanBucket:
         return True
 
     async def truncated(self, end_offset: int) -> None:
-        """Nothing is held that could be ahead of the log."""
+        """Do nothing: no state is ahead of the log."""
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
     async def delete(self) -> None:
         await self._run(self._disk.remove_tree, self._directory)
@@ -183,7 +184,7 @@ class OrphanBucket:
 def _split(
     definition: TableDefinition, operations: Operations, unkeyed_bucket: int
 ) -> dict[str, dict[int, Operations]]:
-    """Rows by partition and bucket, in order; without a bucket key all to one bucket. Raises RowError."""
+    """Return rows by partition and bucket, in order; without a bucket key all go to one bucket. Raises RowError."""
     rows = operations.rows
     try:
         codes, names = partitions_of_rows(definition.partition_keys, rows)

@@ -1,1 +1,1 @@
-"""Answers for readers: lookups, scans of the log and of the state, with fewer rows and columns."""
+"""Reads for clients: lookups, and scans of the log and of the state, with projections and filters."""

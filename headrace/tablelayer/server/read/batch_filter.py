@@ -1,7 +1,7 @@
-"""A filter over batches of the log: which are skipped by their statistics, which rows of the others are wanted.
+"""A filter over batches of the log: it skips batches by their statistics, and chooses rows of the others.
 
-Of a batch its front is read (header, statistics), then, if those leave a doubt, the columns that the filter names.
-Batches without statistics (small ones, or of before there were any) are always looked into. Blocking.
+First it reads a batch's front (header, statistics), and if these do not decide, the columns that the filter names.
+Batches without statistics (small or old ones) are always read. Blocking.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _COMPRESS_FROM_BYTES = 4096
 
 
 Finder = Callable[[int], "ColumnStatistics | None"]
-"""By column id, what is known of a column in a batch."""
+"""Returns the statistics of a column in a batch, by column id."""
 
 
 class BatchColumns:
-    """Some columns of one of a table's schemas, by position, in stored batches of any.
+    """Some columns of one of a table's schemas, by position, in stored batches of any schema.
 
-    `versions`: asked after the batches were read, so that it knows all of their schemas.
+    `versions` must be read after the batches, so that it has all of their schemas.
     """
 
     def __init__(self, versions: SchemaVersions, schema: Schema, columns: Sequence[int]) -> None:
@@ -48,7 +48,7 @@ class BatchColumns:
         self._projections: dict[int, tuple[Schema, Conversion, Projection | None, pa.Schema]] = {}
 
     def statistics(self, region: FileRegion, position: int, header: BatchHeader) -> Finder:
-        """What the batch at a position of the region says about the columns, as columns of the schema."""
+        """Return the statistics of the batch at a position of the region, by columns of the schema."""
         front = memoryview(region.read_at(position, min(header.size, _FRONT_SIZE)))
         if len(front) < PREFIX_SIZE:
             raise DecodeError(f"an Arrow batch of {len(front)} bytes is cut off")
@@ -57,7 +57,9 @@ class BatchColumns:
             return lambda column_id: None
         start = PREFIX_SIZE + changes
         if min(changes, size) < 0 or start + size > header.size:
-            raise DecodeError(f"an Arrow batch of {header.size} bytes says it has {size} of statistics")
+            raise DecodeError(
+                f"an Arrow batch of {header.size} bytes claims to have {size} bytes of statistics"
+            )
         stored = (
             front[start : start + size]
             if start + size <= len(front)
@@ -80,7 +82,7 @@ class BatchColumns:
         return find
 
     def rows(self, region: FileRegion, position: int, header: BatchHeader) -> pa.RecordBatch:
-        """The rows of the batch at a position of the region, of these columns in this order."""
+        """Return the rows of the batch at a position of the region, with these columns in this order."""
         schema_id = EXTENSION.unpack(region.read_at(position + HEADER_SIZE, EXTENSION.size))[1]
         _, conversion, projection, sent = self._plan(schema_id)
         arrays: list[pa.Array] = []
@@ -101,31 +103,31 @@ class BatchColumns:
 
 
 class BatchFilter:
-    """`versions` as for `BatchColumns`."""
+    """A filter over batches. `versions` as for `BatchColumns`."""
 
     def __init__(self, wanted: Filter, versions: SchemaVersions) -> None:
         self._filter = wanted
         self._columns = BatchColumns(versions, wanted.schema, wanted.columns)
 
     def verdict(self, region: FileRegion, position: int, header: BatchHeader) -> Verdict:
-        """What the statistics of the batch at a position of the region say."""
+        """Return the statistics' verdict on the batch at a position of the region."""
         if not header.record_count:
             return Verdict.NONE
         return self._filter.verdict(self._columns.statistics(region, position, header))
 
     def mask(self, region: FileRegion, position: int, header: BatchHeader) -> Mask:
-        """bool[rows]: which rows of the batch at a position of the region are wanted."""
+        """Return bool[rows]: the matching rows of the batch at a position of the region."""
         return self._filter.mask(self._columns.rows(region, position, header))
 
 
 def read_projected(region: FileRegion, position: int, size: int, projection: Projection) -> bytes:
-    """The batch at a position of the region with the projection's columns only, in one piece."""
+    """Return the batch at a position of the region with the projection's columns only, as one piece."""
     front, ranges = project_batch(region.read_at, position, size, lambda _: projection)
     return b"".join((front, *(region.read_at(at, length) for at, length in ranges)))
 
 
 def filtered_batch(batch: ArrowBatch, rows: pa.RecordBatch, mask: Mask) -> memoryview:
-    """A batch with those of its rows that are wanted, at their own offsets."""
+    """Return a batch with its matching rows only, at their own offsets."""
     kept = rows.filter(pa.array(mask))
     header = batch.header
     compressed = batch.compression is not ArrowCompression.NONE and kept.nbytes >= _COMPRESS_FROM_BYTES
@@ -133,7 +135,7 @@ def filtered_batch(batch: ArrowBatch, rows: pa.RecordBatch, mask: Mask) -> memor
         kept,
         schema_id=batch.schema_id,
         change_types=None if batch.change_types is None else batch.change_types[mask],
-        # Filtered for one reader and sent once: the quick one, whatever the log is compressed with.
+        # It is sent once to one reader, so use the fast codec, whatever the log's compression is.
         compression=ArrowCompression.LZ4_FRAME if compressed else ArrowCompression.NONE,
         timestamp_ms=header.max_timestamp,
         last_offset_delta=header.last_offset_delta,

@@ -1,7 +1,7 @@
 """Reads of one bucket's state: lookup, prefix lookup, limit scan, count and snapshot scan.
 
-Reads of a primary-key table see the key-value store alone, which never has what is not replicated; the log's end
-does not matter to them (R12). Functions with a `store` block and are called in executor threads.
+Reads of a primary-key table see the key-value store alone, which has replicated rows only; the log's end does not
+matter (R12). Functions with a `store` block, and are called in executor threads.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ if TYPE_CHECKING:
 Rows = bytes | memoryview
 Indices = npt.NDArray[np.int64]
 _PIECE_BYTES = 4 << 20
-_FEW_KEYS = 8  # up to here values one by one are quicker than columns
+_FEW_KEYS = 8  # up to this number, single values are faster than columns
 _FEW_KEYS_BYTES = 4 << 10
 FEW_ROWS_BYTES = 64 << 10  # some ten microseconds of the event loop
-_SORT_KEYS_FROM = 4096  # below, sorting costs more than it saves
-_REACH_MIN = 1024  # offsets that are looked through at once for few rows
+_SORT_KEYS_FROM = 4096  # below this number, sorting costs more than it saves
+_REACH_MIN = 1024  # number of offsets searched at once for few rows
 _REACH_MAX = 1 << 18
 _REGION_BYTES = 8 << 20
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """What a reader asks for: columns of one of the table's schemas, by position (None for all), and of which rows
-    (None for all)."""
+    """The columns that a reader requests, by position in one of the table's schemas (None: all), and its filter (None:
+    all rows)."""
 
     schema: Schema
     columns: list[int] | None
@@ -71,8 +71,11 @@ class Wanted(msgspec.Struct, frozen=True):
         column_ids: Sequence[int] | None,
         condition: bytes | None = None,
     ) -> Wanted:
-        """`schema_id` -1: the latest. Raises TableError(INVALID_PROJECTION, UNKNOWN_SCHEMA_ID or INVALID_FILTER). With
-        a condition not for the event loop: `asked`."""
+        """Return the requested columns and rows. `schema_id` -1 is the latest schema.
+
+        Raises TableError(INVALID_PROJECTION, UNKNOWN_SCHEMA_ID or INVALID_FILTER). With a condition it may block: use
+        `asked` on the event loop.
+        """
         schema = definition.schema if schema_id == -1 else definition.versions.get(schema_id)
         chosen = None if condition is None else Filter.parse(condition, schema)
         return cls(schema, column_positions(schema, column_ids), chosen)
@@ -86,14 +89,17 @@ class Wanted(msgspec.Struct, frozen=True):
         column_ids: Sequence[int] | None,
         condition: bytes | None,
     ) -> Wanted:
-        """As `of`; a filter is read in an executor thread."""
+        """Do the same as `of`; a filter is parsed in an executor thread."""
         if condition is None:
             return cls.of(definition, schema_id, column_ids)
         return await services.run(cls.of, definition, schema_id, column_ids, condition)
 
     def rows(self, convert: Callable[[Sequence[int] | None], pa.RecordBatch]) -> pa.RecordBatch:
-        """The rows that are wanted, of the columns that are. `convert` gives all rows in columns of the schema, by
-        position, ascending; it is asked for those of the filter too."""
+        """Return the requested rows and columns.
+
+        `convert` returns all rows with the given columns of the schema (ascending positions); the filter's columns are
+        included.
+        """
         if self.filter is None:
             return convert(self.columns)
         chosen = list(range(len(self.schema.columns))) if self.columns is None else self.columns
@@ -105,12 +111,12 @@ class Wanted(msgspec.Struct, frozen=True):
 
     @property
     def is_whole(self) -> bool:
-        """Whether every column is asked for."""
+        """Whether every column is requested."""
         return self.columns is None or len(self.columns) == len(self.schema.columns)
 
     @property
     def filter_ids(self) -> frozenset[int]:
-        """Of the columns that rows are chosen by."""
+        """The ids of the filter's columns."""
         used = () if self.filter is None else self.filter.columns
         return frozenset(self.schema.columns[index].id for index in used)
 
@@ -121,24 +127,24 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 Versions = Callable[[], SchemaVersions]
-"""The table's schemas; asked after rows were read, so that those of the rows are among them."""
+"""Returns the table's schemas; called after rows were read, so that it has the schemas of those rows."""
 
 
 def column_positions(schema: Schema, column_ids: Sequence[int] | None) -> list[int] | None:
-    """Positions of the columns asked for; None for all. Raises TableError(INVALID_PROJECTION)."""
+    """Return the positions of the requested columns; None for all. Raises TableError(INVALID_PROJECTION)."""
     if column_ids is None:
         return None
     if len(column_ids) > len(schema.columns):
         raise TableError(
             TableErrorCode.INVALID_PROJECTION,
-            f"{len(column_ids)} columns are asked for, and there are {len(schema.columns)}",
+            f"{len(column_ids)} columns are requested, but there are {len(schema.columns)}",
         )
     positions = {column.id: index for index, column in enumerate(schema.columns)}
     chosen = [positions[column.id] for column in schema.columns_by_ids(column_ids)]
     if not chosen or chosen != sorted(set(chosen)):
         raise TableError(
             TableErrorCode.INVALID_PROJECTION,
-            f"columns are given by id, at least one, each once and in the table's order, not {list(column_ids)}",
+            f"the columns are {list(column_ids)}; name at least one id, each once and in the table's order",
         )
     return chosen
 
@@ -146,8 +152,8 @@ def column_positions(schema: Schema, column_ids: Sequence[int] | None) -> list[i
 def _rows(
     values: Sequence[bytes | None], versions: Versions, wanted: Wanted, order: Indices | None = None
 ) -> Rows:
-    """Stored rows as the reader wants them (R4.2). `order`: which of the values each row is of, if not one after the
-    other."""
+    """Return stored rows in the reader's columns (R4.2). `order` has the index of each row's value, if they are not in
+    order."""
     message = stored_message.message_of(values, wanted.schema, wanted.columns, order)
     if message is not None:
         return message
@@ -162,8 +168,10 @@ def _decoded(values: pa.BinaryArray, versions: Versions, wanted: Wanted) -> pa.R
 def lookup(
     store: KeyValueStore, versions: Versions, keys: memoryview, wanted: Wanted, keys_max: int, room: Room
 ) -> tuple[bytes, Rows]:
-    """(a byte for each of the first keys, as many as there is room for: found or not, rows in the order of the keys).
-    Raises TableError(INVALID_KEY)."""
+    """Return (found flags, rows in the order of the keys) for as many of the first keys as fit into `room`.
+
+    The flags have a byte for each key: 1 for found, else 0. Raises TableError(INVALID_KEY).
+    """
     schema = wanted.schema
     rows = key_rows(schema, schema.primary_key, keys, keys_max)
     if rows.num_rows <= _FEW_KEYS:
@@ -179,14 +187,14 @@ def lookup(
 def lookup_in_memory(
     store: KeyValueStore, versions: Versions, keys: memoryview, wanted: Wanted, keys_max: int, room: Room
 ) -> tuple[bytes, Rows] | None:
-    """As `lookup`, but None at once for more than a few keys or bytes, and for rows that are not in memory. Does not
-    block."""
+    """Do the same as `lookup` without blocking. Return None for more than a few keys or bytes, or if rows are not in
+    memory."""
     if len(keys) > _FEW_KEYS_BYTES or not stored_message.is_loaded():
         return None
     try:
         rows = key_rows(wanted.schema, wanted.schema.primary_key, keys, keys_max, bytes_max=_FEW_KEYS_BYTES)
     except TableError:
-        return None  # of keys that are larger than they look, or wrong: `lookup` says it
+        return None  # wrong keys, or keys larger than they look: `lookup` raises the error
     cost = wanted.schema.row_cost
     few_bytes = FEW_ROWS_BYTES // cost.expansion
     if rows.num_rows > _FEW_KEYS or rows.num_rows * cost.width > FEW_ROWS_BYTES:
@@ -199,7 +207,7 @@ def lookup_in_memory(
 
 
 def _found(values: Sequence[bytes | None]) -> bytes:
-    """A byte for each: 1, or 0 where there is no row."""
+    """Return a byte for each value: 1, or 0 if there is no row."""
     if None not in values:
         return b"\x01" * len(values)
     return bytes([value is not None for value in values])
@@ -208,15 +216,18 @@ def _found(values: Sequence[bytes | None]) -> bytes:
 def _values_of(
     store: KeyValueStore, keys: pa.BinaryArray, room: Room
 ) -> tuple[list[bytes | None], Indices | None]:
-    """The stored rows of the first keys, None where there is none, as many as there is room for, and which of them
-    belongs to each key (None: one after the other). Many keys are looked up in their order: then neighbours share
-    blocks."""
+    """Return the stored rows of as many of the first keys as fit into `room` (None: no row), and their index for each
+    key.
+
+    An index of None means that the rows are in the order of the keys. Many keys are read in sorted order, because
+    neighbours share blocks.
+    """
     if len(keys) < _SORT_KEYS_FROM:
         return store.get_while(keys.to_pylist(), room), None
     order = pc.sort_indices(keys)
     sorted_room = room.again()
     values = store.get_while(keys.take(order).to_pylist(), sorted_room)
-    if sorted_room.is_full:  # there is room for some, which have to be the first ones
+    if sorted_room.is_full:  # only some fit, which must be the first ones
         return store.get_while(keys.to_pylist(), room), None
     room.used = sorted_room.used
     back = np.empty(len(keys), np.int64)
@@ -234,10 +245,13 @@ def prefix_lookup(
     room: Room,
     after: bytes | None = None,
 ) -> tuple[bytes, Rows, bytes | None]:
-    """(rows per prefix as int32, little endian, of the first prefixes, rows one after the other, as many as there is
-    room for, and where the last prefix goes on if it has more). `prefix_length`: columns of the primary key that a
-    prefix has. `after`: where the first prefix goes on. Raises TableError(INVALID_KEY)."""
-    # The columns of the primary key are the same in every schema, maybe renamed.
+    """Return (row counts, rows, cursor) for as many of the first prefixes as fit into `room`.
+
+    Counts are int32, little endian, one for each prefix; the cursor is where the last prefix continues, or None.
+    `prefix_length` is the number of primary-key columns in a prefix. `after` is where the first prefix continues.
+    Raises TableError(INVALID_KEY).
+    """
+    # Every schema has the same primary-key columns, perhaps renamed.
     names = wanted.schema.primary_key[:prefix_length]
     sought = row_keys(wanted.schema, key_rows(wanted.schema, names, prefixes, keys_max), names)
     counts, values, cursor = store.values_by_prefix(sought.to_pylist(), room, after)
@@ -246,8 +260,8 @@ def prefix_lookup(
 
 
 class LimitedRows(msgspec.Struct, frozen=True):
-    """What a limit scan gives of a bucket. `has_more`: there was no room for all; of a log table those that are left
-    are below `start_offset`."""
+    """A limit scan's rows from one bucket. `has_more`: not all rows fitted; in a log table the rest is below
+    `start_offset`."""
 
     rows: Rows
     has_more: bool = False
@@ -257,7 +271,7 @@ class LimitedRows(msgspec.Struct, frozen=True):
 def first_rows(
     store: KeyValueStore, versions: Versions, limit: int, wanted: Wanted, room: Room
 ) -> LimitedRows:
-    """The first rows in key order."""
+    """Return the first rows in key order."""
     values = store.values_while(ROW_PREFIX, limit, room)
     return LimitedRows(_rows(values, versions, wanted), room.is_full)
 
@@ -265,8 +279,10 @@ def first_rows(
 def first_rows_in_memory(
     store: KeyValueStore, limit: int, wanted: Wanted, bytes_max: int
 ) -> LimitedRows | None:
-    """As `first_rows`, but None at once for rows that are not remembered, or take more than `bytes_max`, or are not of
-    the wanted schema. Does not block."""
+    """Do the same as `first_rows` without blocking.
+
+    Return None if the rows are not in memory, take more than `bytes_max`, or have another schema.
+    """
     if not stored_message.is_loaded():
         return None
     values, cost = store.first_in_memory(limit), wanted.schema.row_cost
@@ -277,7 +293,7 @@ def first_rows_in_memory(
 
 
 async def first_matching_rows(bucket: KeyBucket, limit: int, wanted: Wanted, room: Room) -> LimitedRows:
-    """The first rows in key order that match the filter; the bucket is read piece by piece until there are enough."""
+    """Return the first matching rows in key order; the bucket is read in pieces until there are enough."""
     found: list[pa.RecordBatch] = []
     total = 0
     async with aclosing(pieces(bucket, wanted)) as state:
@@ -291,17 +307,17 @@ async def first_matching_rows(bucket: KeyBucket, limit: int, wanted: Wanted, roo
 
 
 def fitting_rows(rows: pa.RecordBatch, room: Room) -> pa.RecordBatch:
-    """The first of the rows, as many as there is room for, or a half, a quarter ... of them."""
+    """Return the first rows, as many as fit; otherwise a half, a quarter ... of them."""
     while rows.num_rows and not room.takes(rows.nbytes, rows.num_rows):
         rows = rows.slice(0, rows.num_rows // 2)
     return rows
 
 
 async def count_matching_rows(bucket: KeyBucket, wanted: Wanted) -> tuple[int, int]:
-    """(number of rows that match the filter, at which offset)."""
+    """Return (number of matching rows, offset of the state)."""
     counted, offset = 0, 0
     assert wanted.filter is not None
-    # The columns of the filter carry the number.
+    # The filter's columns carry the number of rows.
     looked_at = Wanted(wanted.schema, list(wanted.filter.columns), wanted.filter)
     async for rows, taken_at in pieces(bucket, looked_at):
         counted, offset = counted + rows.num_rows, taken_at
@@ -309,7 +325,7 @@ async def count_matching_rows(bucket: KeyBucket, wanted: Wanted) -> tuple[int, i
 
 
 async def pieces(bucket: KeyBucket, wanted: Wanted) -> AsyncGenerator[tuple[pa.RecordBatch, int], None]:
-    """A bucket's state at one offset, which is given with each piece; there is at least one piece."""
+    """Yield a bucket's state at one offset in pieces, each with that offset; there is at least one piece."""
     snapshot: StoreSnapshot = await bucket.read(lambda store: store.snapshot())
     snapshot.seek(KeyRange())
     has_more = True
@@ -328,7 +344,7 @@ def _next_rows(snapshot: StoreSnapshot, versions: Versions, wanted: Wanted) -> t
 
 
 def row_count(store: KeyValueStore) -> tuple[int, int]:
-    """(number of rows, at which offset), both of one moment, whatever is written meanwhile."""
+    """Return (number of rows, offset), both at the same moment."""
     offset, count = store.applied
     return count, offset
 
@@ -339,9 +355,9 @@ def row_count(store: KeyValueStore) -> tuple[int, int]:
 async def last_rows(
     bucket: LogBucket, limit: int, wanted: Wanted, room: Room, before: int = -1
 ) -> LimitedRows:
-    """The last rows below the high watermark, or below the offset `before` (that match the filter), in log order.
+    """Return the last rows (that match the filter) below the high watermark or `before`, in log order.
 
-    The log is gone through backwards, a region of batches at a time.
+    The log is read backwards, a region of batches at a time.
     """
     partition = bucket.partition
     start = partition.high_watermark if before < 0 else min(before, partition.high_watermark)
@@ -354,7 +370,7 @@ async def last_rows(
             place = max(place, partition.log.log_start_offset)
             region = (await partition.read_anywhere(place, _REGION_BYTES, True)).region
             if region is None:
-                continue  # the log's start has moved on
+                continue  # the log's start has moved
             rows, at = await bucket.services.run_on(
                 region, partition, _last_of, region, bucket, (place, top), wanted, limit - total, room
             )
@@ -373,7 +389,7 @@ async def last_rows(
 
 
 async def _regions_between(partition: Partition, start: int, end: int) -> list[int]:
-    """Where regions of batches begin that have all offsets from `start` on and below `end`."""
+    """Return the start offsets of regions of batches that together have all offsets from `start` to below `end`."""
     places: list[int] = []
     while start < end:
         found = await partition.read_anywhere(start, _REGION_BYTES, True)
@@ -398,8 +414,10 @@ def _selected(wanted: Wanted) -> pa.Schema:
 def _last_of(
     region: FileRegion, bucket: LogBucket, offsets: tuple[int, int], wanted: Wanted, limit: int, room: Room
 ) -> tuple[list[pa.RecordBatch], int]:
-    """(the last of the wanted rows with offsets[0] <= offset < offsets[1] of a region's batches, the last batch first,
-    as many as there is room for and at most `limit`; what was looked at begins at this offset)."""
+    """Return the last matching rows of a region with offsets[0] <= offset < offsets[1], and where the search began.
+
+    The last batch is first. There are at most `limit` rows, and as many as fit into `room`.
+    """
     found: list[pa.RecordBatch] = []
     at = offsets[1]
     for position, header in reversed(list(headers_of(region))):
@@ -449,7 +467,7 @@ def _last_of_batch(
 
 
 async def count_log_rows(bucket: LogBucket) -> tuple[int, int]:
-    """(rows from the log's start, up to which offset). Headers are read once and remembered."""
+    """Return (rows since the log's start, end offset). Counted headers are not read again."""
     partition, counted = bucket.partition, bucket.counted
     start, end = partition.log.log_start_offset, partition.high_watermark
     if counted is None or counted.start != start:
@@ -464,7 +482,7 @@ async def count_log_rows(bucket: LogBucket) -> tuple[int, int]:
 
 
 async def count_matching_log_rows(bucket: LogBucket, wanted: Filter) -> tuple[int, int]:
-    """(rows from the log's start that match, up to which offset). Batches that statistics decide are not read."""
+    """Return (matching rows since the log's start, end offset). Batches that statistics decide are not read."""
     partition = bucket.partition
     start, end = partition.log.log_start_offset, partition.high_watermark
     offset, counted = start, 0
@@ -498,7 +516,7 @@ def _count(region: FileRegion, counted: Counted) -> Counted:
     rows, end = counted.rows, counted.end
     for _, header in headers_of(region):
         if header.next_offset > end:
-            # Of the batch that holds the log's start only the rows from there on are left.
+            # The batch with the log's start has only the rows from there on.
             rows += max(0, header.record_count - max(0, counted.start - header.base_offset))
             end = header.next_offset
     return Counted(counted.start, end, rows)
@@ -508,7 +526,7 @@ def _count(region: FileRegion, counted: Counted) -> Counted:
 
 
 class SnapshotScan:
-    """A bucket's state at one offset, read piece by piece; one piece at a time."""
+    """A bucket's state at one offset, read in pieces, one at a time."""
 
     def __init__(
         self,
@@ -520,7 +538,7 @@ class SnapshotScan:
         past_offset: int | None = None,
         client: str = "",
     ) -> None:
-        """`past_offset`: the past state that is read, to be given back. `client`: the host that may go on."""
+        """Begin a scan. `past_offset` is the past state to release at the end; `client` is the host of the reader."""
         self.client = client
         self.bucket = bucket
         self.wanted = wanted
@@ -534,15 +552,17 @@ class SnapshotScan:
         snapshot.seek(keys)
 
     def rows_of(self, piece: int, max_bytes: int) -> tuple[Rows, bytes | None, bool]:
-        """(rows in key order, the last one's key, whether there may be more). The piece is the next one, or the one
-        before it, once more. Blocking; raises TableError(SCAN_EXPIRED)."""
+        """Return (rows in key order, the last row's key, whether there may be more).
+
+        `piece` is the next piece, or the previous one again. Blocking; raises TableError(SCAN_EXPIRED).
+        """
         if piece == self.next_piece - 1:
             self._place, self.next_piece = self._before, piece
             self._snapshot.seek(self._place[0])
         elif piece != self.next_piece:
             raise TableError(
                 TableErrorCode.SCAN_EXPIRED,
-                f"the scan is at piece {self.next_piece}, not at {piece}; begin again",
+                f"the scan is at piece {self.next_piece}, not {piece}; start the scan again",
             )
         keys, left = self._place
         values, last, has_more = self._snapshot.next_rows(
@@ -558,12 +578,12 @@ class SnapshotScan:
         return encode_ipc(rows), last, has_more
 
     def end(self) -> None:
-        """Let go of the store's files."""
+        """Release the store's files."""
         self._snapshot.end()
 
 
 def key_range(schema: Schema, request: ScanSnapshotRequest) -> KeyRange:
-    """The keys that a scan asks for. Raises TableError(INVALID_KEY)."""
+    """Return the key range of a scan request. Raises TableError(INVALID_KEY)."""
     lower, upper = ROW_PREFIX, None
     if request.lower is not None:
         bound = _bound(schema, request.lower, request.lower_columns)

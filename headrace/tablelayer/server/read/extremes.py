@@ -1,8 +1,8 @@
-"""The least and greatest values of a bucket's columns (`model.extremes`), and how many rows and values there are.
+"""The lowest and highest values of a bucket's columns (`model.extremes`), and the numbers of rows and values.
 
-Of a log table, batches whose statistics are exact are not read, only their fronts; of the others only the columns asked
-for. Of a primary-key table the state is read, as for a count with a filter: statistics are of its changes. Blocking
-work is done in executor threads.
+In a log table, only the fronts of batches with exact statistics are read, and the requested columns of other batches.
+In a primary-key table the state is read, as for a count with a filter, because statistics are of its changes. Blocking
+work runs in executor threads.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PARTS_MAX = 256
 
 
 class Found(msgspec.Struct):
-    """What was found so far. `offset`: the log up to there was looked at."""
+    """The result so far; the log below `offset` has been searched."""
 
     columns: Sequence[Column]
     offset: int = 0
@@ -56,7 +56,7 @@ class Found(msgspec.Struct):
         self._add(extremes([rows], self.schema))
 
     def add_statistics(self, row_count: int, statistics: Sequence[ColumnStatistics]) -> None:
-        """Those of `row_count` rows, all exact."""
+        """Add the exact statistics of `row_count` rows."""
         self.row_count += row_count
         arrays = []
         for index, (column, known) in enumerate(zip(self.columns, statistics, strict=True)):
@@ -85,7 +85,7 @@ def _columns(wanted: Wanted) -> list[Column]:
 
 
 async def state_extremes(bucket: KeyBucket, wanted: Wanted) -> Found:
-    """Of a primary-key table's rows now (that match the filter)."""
+    """Return the extremes of a primary-key table's present rows (that match the filter)."""
     found = Found(_columns(wanted))
     async for rows, taken_at in pieces(bucket, wanted):
         found.offset = taken_at
@@ -94,7 +94,7 @@ async def state_extremes(bucket: KeyBucket, wanted: Wanted) -> Found:
 
 
 async def log_extremes(bucket: LogBucket, wanted: Wanted) -> Found:
-    """Of a log table's rows that are kept (and match the filter)."""
+    """Return the extremes of a log table's rows (that match the filter)."""
     partition, found = bucket.partition, Found(_columns(wanted))
     start, end = partition.log.log_start_offset, partition.high_watermark
     found.offset = start
@@ -141,7 +141,7 @@ def _look(region: FileRegion, versions: Versions, wanted: Wanted, start: int, fo
 def _exact(
     columns: BatchColumns, region: FileRegion, position: int, header: BatchHeader, asked: Sequence[Column]
 ) -> list[ColumnStatistics] | None:
-    """The statistics of all columns asked for; None unless they say exactly what the values are."""
+    """Return the statistics of all requested columns; None unless they are exact."""
     find = columns.statistics(region, position, header)
     known = []
     for column in asked:

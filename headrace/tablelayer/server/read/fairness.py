@@ -1,4 +1,4 @@
-"""Who has to make room when places that clients hold are all taken. Pure."""
+"""The choice of the place to free when all places that clients hold are taken. Pure."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ def has_to_go(
     all_max: int,
     idle_seconds: float,
 ) -> Key | str | None:
-    """Which place is given up for one more of `client`: its key, None if there is room, or a text that says why there
-    is none.
+    """Choose the place to free for another one of `client`.
 
-    `held`: places that can be given up, as (client, seconds without use, key); `busy`: who has those that cannot.
-    Beyond its own share a client gives up what it has not used for `idle_seconds`. When all places are taken, whoever
-    has most gives up its longest idle one for a client that would still have no more; otherwise what nobody has used
-    for so long goes.
+    Return its key, None if there is room, or the reason why no place can be freed.
+
+    `held` has the places that can be freed, as (client, seconds without use, key); `busy` has the clients of others.
+    At its own limit a client loses a place that it has not used for `idle_seconds`. When all places are taken, the
+    client with the most places loses its longest idle one, if it has at least two more than `client`. Otherwise the
+    longest idle place of all is freed, if it was idle for `idle_seconds`.
     """
     counts = Counter(busy)
     counts.update(owner for owner, _, _ in held)
     if counts[client] >= own_max:
         mine = [(idle, key) for owner, idle, key in held if owner == client and idle >= idle_seconds]
         if not mine:
-            return f"this client holds {counts[client]} of the {own_max} that one may hold"
+            return f"this client holds {counts[client]} places; the maximum for one client is {own_max}"
         return max(mine, key=lambda each: each[0])[1]
     total = sum(counts.values())
     if total < all_max:
@@ -41,5 +42,5 @@ def has_to_go(
         (idle, key) for owner, idle, key in held if (owner == richest if fair else idle >= idle_seconds)
     ]
     if not chosen:
-        return f"{total} are open, which is the most"
+        return f"{total} are open, which is the maximum"
     return max(chosen, key=lambda each: each[0])[1]

@@ -1,11 +1,10 @@
-"""Projection in the server: a batch with fewer columns, made from byte ranges of the batch as it was written.
+"""Projection in the server: a batch with fewer columns, made from byte ranges of the stored batch.
 
-Of each batch only the header, the change types and the metadata of the Arrow message (a flatbuffer) are
-read. New metadata is written that lists the chosen columns' field nodes and buffers, and the answer is that,
-followed by the chosen buffers where they lie: slices of memory, or regions of the segment file for
-`sendfile`. Buffers are neither decompressed nor copied.
+Only the batch's header, its change types and the metadata of the Arrow message (a flatbuffer) are read. New metadata
+lists the field nodes and buffers of the chosen columns. The answer is this metadata, followed by the chosen buffers as
+slices of memory or as regions of the segment file for `sendfile`. Buffers are neither decompressed nor copied.
 
-A projected batch has the batch length, and no longer the CRC, of what it contains (`model.batch`).
+A projected batch has the right length for its content, but no valid CRC (`model.batch`).
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from headrace.tablelayer.model.batches.ipc_metadata import (
 
 
 class Projection(msgspec.Struct, frozen=True):
-    """Which nodes and buffers of a schema's messages belong to the chosen columns, ascending."""
+    """The ascending nodes and buffers of a schema's messages that belong to the chosen columns."""
 
     node_count: int
     buffer_count: int
@@ -51,7 +50,7 @@ class Projection(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, arrow_schema: pa.Schema, columns: Sequence[int]) -> Projection:
-        """`columns` are positions in the schema, ascending and without repetition."""
+        """Return the projection; `columns` are ascending, distinct positions in the schema."""
         chosen = set(columns)
         if list(columns) != sorted(chosen) or not all(0 <= column < len(arrow_schema) for column in chosen):
             raise ValueError(f"columns {list(columns)} are not ascending positions below {len(arrow_schema)}")
@@ -68,10 +67,10 @@ class Projection(msgspec.Struct, frozen=True):
         return cls(node_count, buffer_count, np.array(nodes, np.intp), np.array(buffers, np.intp))
 
     def apply(self, message: RecordBatchMetadata) -> tuple[bytes, list[tuple[int, int]]]:
-        """New metadata, and the ranges (position, size) of the old message that follow it.
+        """Return new metadata, and the ranges (position, size) of the old message that follow it.
 
-        Raises DecodeError when the message does not have the nodes and buffers of the schema, or a buffer
-        lies outside of its body.
+        Raises DecodeError if the message does not have the schema's nodes and buffers, or a buffer lies outside of its
+        body.
         """
         if len(message.nodes) != self.node_count or len(message.buffers) != self.buffer_count:
             raise DecodeError(
@@ -81,7 +80,7 @@ class Projection(msgspec.Struct, frozen=True):
         chosen = message.buffers[self.buffers]
         starts, lengths = chosen[:, 0], chosen[:, 1]
         limit = message.body_size
-        # Each bound on its own first: a sum of two huge numbers would wrap.
+        # Check each bound first: the sum of two huge numbers would wrap.
         bounded = not len(chosen) or bool(chosen.min() >= 0 and chosen.max() <= limit)
         padded = (lengths + 7) & ~7
         if not bounded or (len(chosen) and int((starts + padded).max()) > limit):
@@ -106,19 +105,20 @@ class Projection(msgspec.Struct, frozen=True):
 
 Part = bytes | bytearray | memoryview
 Read = Callable[[int, int], Part]
-"""(position, size) -> the bytes there."""
+"""Returns the bytes at (position, size)."""
 
 _SPECULATIVE = 2048
-"""Read at once with the header: change types and metadata of most batches."""
+"""Number of bytes read together with the header: most batches' change types and metadata."""
 
 
 def project_batch(
     read: Read, position: int, size: int, projection_of: Callable[[int], Projection]
 ) -> tuple[bytes, list[tuple[int, int]]]:
-    """Project the Arrow batch of `size` bytes at `position`: bytes to send first, and ranges after them.
+    """Project the Arrow batch of `size` bytes at `position`. Return the bytes to send first, and the ranges to send
+    then.
 
-    `projection_of` is asked for the projection of the schema the batch was written under, by its id. `read` is
-    asked for the front of the batch only. Ranges count from the same origin as `position`.
+    `projection_of` returns the projection for a schema id. `read` reads the front of the batch only. Ranges count from
+    the same origin as `position`.
     """
     front = memoryview(read(position, min(size, _SPECULATIVE)))
     if len(front) < PREFIX_SIZE:
@@ -126,12 +126,12 @@ def project_batch(
     changes_length, statistics_length = LENGTHS.unpack_from(front, LENGTHS_POSITION)
     start = message_position(changes_length, statistics_length)
     if changes_length < 0 or statistics_length < 0 or start + 8 > size:
-        raise DecodeError(f"an Arrow batch of {size} bytes says that its message begins at {start}")
+        raise DecodeError(f"an Arrow batch of {size} bytes claims that its message begins at {start}")
     if len(front) < start + 8:
         front = memoryview(read(position, min(size, start + _SPECULATIVE)))
     message_size = metadata_size(front[start : start + 8])
     if start + message_size > size:
-        raise DecodeError(f"an Arrow batch of {size} bytes says that its metadata has {message_size}")
+        raise DecodeError(f"an Arrow batch of {size} bytes claims to have {message_size} bytes of metadata")
     if len(front) < start + message_size:
         front = memoryview(read(position, start + message_size))
     projection = projection_of(schema_id_of(front))

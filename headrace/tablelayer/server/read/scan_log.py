@@ -1,15 +1,15 @@
-"""ScanLog: batches of the log for table clients, whole or projected, waiting for them if asked to.
+"""ScanLog: batches of the log for table clients, whole or projected; a request can wait for new batches.
 
-Whole batches leave as file regions, by `sendfile`; projected ones as byte ranges (`projection.py`). Nothing at or
-above the published high watermark is given (R12.1). Sizes are as in Kafka's Fetch: the first bucket that has
-anything gives at least one batch, the others what is left of `max_bytes`, which the server bounds too.
+Whole batches are sent as file regions, by `sendfile`; projected ones as byte ranges (`projection.py`). Nothing at or
+above the published high watermark is returned (R12.1). Sizes are as in Kafka's Fetch: the first bucket with rows gives
+at least one batch, the others share what is left of `max_bytes`, which the server limits too.
 
-With a filter, batches in which nothing can match are passed over, and the answer says how far it has looked
-(`filtered_end_offset`), so that readers of few rows get on: a request whose bucket had rows of which none was wanted is
-answered at once, one that waits at the end of the log looks at what comes in meanwhile.
+With a filter, batches without matches are skipped, and the answer has the end of the search (`filtered_end_offset`), so
+that readers of few rows advance. A request whose bucket has rows but no match is answered at once; a request that waits
+at the end of the log searches new batches.
 
-A batch that cannot be projected or looked into is passed over, and reported. Whole batches are not looked into: what
-cannot be read in them the client passes over.
+A batch that cannot be projected or filtered is skipped and reported. Whole batches are not examined; the client skips
+those that it cannot read.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ logger = logging.getLogger("headrace.tables")
 
 
 class Parts:
-    """Bytes in several parts, sent one after the other."""
+    """Bytes in several parts, sent one after another."""
 
     __slots__ = ("parts", "size")
 
@@ -67,8 +67,9 @@ class Parts:
 async def scan_log(
     services: Services, definition: TableDefinition, request: ScanLogRequest, check: Callable[[Wanted], None]
 ) -> ScanLogResponse:
-    """Raises TableError for columns that do not exist; errors of buckets are in the response. `check` raises if what
-    is wanted may not be read; it is asked again after each wait.
+    """Answer a request. Raises TableError for unknown columns; errors of buckets are in the response.
+
+    `check` raises if the caller may not read the requested columns; it is called again after each wait.
     """
     wanted = await Wanted.asked(services, definition, request.schema_id, request.columns, request.filter)
     check(wanted)
@@ -88,7 +89,7 @@ async def scan_log(
 
 
 class _Scan:
-    """A request under way. What was found for a bucket is kept; only buckets without rows are read again."""
+    """A running request. The result of a bucket is kept; only buckets without rows are read again."""
 
     def __init__(
         self,
@@ -136,7 +137,7 @@ class _Scan:
         )
 
     async def changed(self, deadline: float) -> bool:
-        """Wait until a partition moved; False if the time is up first."""
+        """Wait until a partition changes; return False after the deadline."""
         try:
             async with asyncio.timeout_at(deadline):
                 await self._moved.wait()
@@ -153,7 +154,7 @@ class _Scan:
                 result = ScanLogResult(bucket=wanted.bucket)
                 try:
                     await self._read_bucket(wanted, result)
-                except Exception as error:  # noqa: BLE001 - of one bucket: the others have their own answers
+                except Exception as error:  # noqa: BLE001 - reported for this bucket
                     self._failed = True
                     _fail(result, error, f"{self._topic} bucket {wanted.bucket}")
                 if result.records is not None:
@@ -188,7 +189,7 @@ class _Scan:
                 result.records = Parts([read], size)
             records = found.end_offset - found.start_offset
         else:
-            # Of a large region only the columns count: read on until they fill the room.
+            # Only the columns of a large region count: read on until they fill the room.
             reach = await partition.read_anywhere(wanted.offset, max(room, 0) * _PROJECTED_REACH, must)
             region = reach.region or found.region
             parts, size, records = await self._services.run_on(
@@ -201,7 +202,7 @@ class _Scan:
     async def _read_filtered(
         self, wanted: Filter, partition: Partition, bucket: TableBucket, result: ScanLogResult, room: int
     ) -> None:
-        """Go through the log until something matches, the log ends, or enough was looked at for one answer."""
+        """Search the log until something matches, the log ends, or enough was searched for one answer."""
         offset, looked_at = result.filtered_end_offset, 0
         while looked_at < _LOOK_BYTES:
             found = await partition.read_anywhere(offset, max(_LOOK_STEP_BYTES, room), True)
@@ -216,15 +217,17 @@ class _Scan:
                 self._bytes += size
                 partition.traffic.sent(size, records)
                 break
-            # What comes in while the request waits is no reason to answer it.
+            # Batches without a match that arrive during the wait do not end it.
             self._passed_over = self._first_look or looked_at >= _LOOK_BYTES
         self._looked_up_to[result.bucket] = result.filtered_end_offset = offset
 
     def _filtered(
         self, wanted: Filter, region: FileRegion, bucket: TableBucket, max_bytes: int
     ) -> tuple[list[bytes], int, int, int]:
-        """(batches of a region in which rows are wanted, until they have `max_bytes`; their size; the records that
-        they had; the offset behind the last batch that was looked at)."""
+        """Return (a region's batches with matching rows, up to `max_bytes`; their size; their records; the end offset).
+
+        The end offset is behind the last examined batch.
+        """
         known = bucket.versions()
         chosen = BatchFilter(wanted, known)
         parts: list[bytes] = []
@@ -252,7 +255,7 @@ class _Scan:
         header: BatchHeader,
         versions: SchemaVersions,
     ) -> bytes | None:
-        """A batch, or the wanted rows of it; None if there are none."""
+        """Return a batch, or its matching rows; None if there are none."""
         verdict = chosen.verdict(region, position, header)
         mask = None
         if verdict is Verdict.SOME and self._request.row_filter:
@@ -266,7 +269,7 @@ class _Scan:
     def _one(
         self, region: FileRegion, position: int, size: int, versions: SchemaVersions, mask: Mask | None
     ) -> bytes:
-        """A batch in one piece, of the wanted columns, and of the wanted rows."""
+        """Return a batch as one piece, with the requested columns and rows."""
         if self._column_ids is None:
             data = region.read_at(position, size)
         else:
@@ -292,11 +295,10 @@ class _Scan:
     def _project(
         self, region: FileRegion, bucket: TableBucket, max_bytes: int
     ) -> tuple[list[bytes], int, int]:
-        """Projected batches of a region of whole batches, at least one, until they have `max_bytes`; their size; their
-        records.
+        """Return (projected batches of a region, their size, their records): at least one batch, up to `max_bytes`.
 
-        Each under its own schema: of the columns wanted those that it has. Ranges are read, not sent as
-        regions: they are many and small.
+        Each batch keeps its own schema, with the requested columns that it has. Ranges are read, not sent as regions:
+        they are many and small.
         """
         parts: list[bytes] = []
         total = records = 0
@@ -323,7 +325,7 @@ class _Scan:
         return parts, total, records
 
     def _without_rows(self, header: BatchHeader) -> bytes:
-        """A batch over the same offsets, so that the reader goes on behind them."""
+        """Return an empty batch over the same offsets, so that the reader continues behind them."""
         schema, wanted = self._schema, self._column_ids
         fields = [column.field() for column in schema.columns if wanted is None or column.id in wanted]
         return bytes(
@@ -349,7 +351,7 @@ class _Scan:
 
 _PROJECTED_REACH = 8
 _LOOK_STEP_BYTES = 8 << 20
-_LOOK_BYTES = 64 << 20  # a fraction of a second's work, or next to none with statistics
+_LOOK_BYTES = 64 << 20  # a fraction of a second of work, or almost none with statistics
 
 
 def _fail(result: ScanLogResult, error: Exception, name: str) -> None:

@@ -1,11 +1,11 @@
-"""Open snapshot scans: each pins its store's files, so each has a lease that every piece renews.
+"""Open snapshot scans: each one pins its store's files, so each has a lease that every piece renews.
 
-A scan may be of the present or of the past (`time_travel`). Its last piece can be asked for again until it is closed
-or its lease ends, so that a lost answer costs nothing; for that a client may come over another connection. So a scan
-belongs to the host that opened it and to its table, and its id is random: nobody else can read, close or find it.
-
-One host has only so many, of the past fewer; beyond that its own longest idle one goes. When all places are taken,
-whoever has fewer than somebody else gets one of theirs. A scan that went is begun again by its reader where it was.
+A scan reads the present or the past (`time_travel`). Its last piece can be requested again until the scan is closed or
+its lease ends, so that a lost answer costs nothing; the client may use another connection for this. So a scan belongs
+to the host that opened it and to its table, and its id is random: no other client can read, close or find it. The
+number of scans of a host is limited, and lower for past states; at the limit, the host's own longest idle scan ends.
+When all places are taken, a host with fewer places gets one of a host with more. The reader of an ended scan continues
+it with a new one.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class SnapshotScans:
         self._opening_past: list[str] = []
 
     async def open(self, bucket: KeyBucket, wanted: Wanted, request: ScanSnapshotRequest, client: str) -> int:
-        """Pin the bucket's state as the request wants it, for the host `client`.
+        """Pin the bucket's state for a request of the host `client`; return the scan's id.
 
-        Raises TableError: BUFFER_EXHAUSTED when too many are open, INVALID_KEY, OUTSIDE_RETENTION.
+        Raises TableError: BUFFER_EXHAUSTED if too many are open, INVALID_KEY, OUTSIDE_RETENTION.
         """
         keys = await self._services.run(key_range, wanted.schema, request)
         limit = None if request.limit < 0 else request.limit
@@ -102,8 +102,10 @@ class SnapshotScans:
         own_max: int,
         all_max: int,
     ) -> None:
-        """End a scan for one more if there has to be room. `places`: (scans that share it, one of them); one that is
-        shared or in use stays. Raises TableError(BUFFER_EXHAUSTED)."""
+        """End a scan if another one needs its place. Raises TableError(BUFFER_EXHAUSTED).
+
+        `places` has (scans that share a place, one of them); a place that is shared or in use stays.
+        """
         now = self._services.context.clock.monotonic()
         busy, held = list(opening), []
         for scan_ids, scan in places:
@@ -124,14 +126,14 @@ class SnapshotScans:
             await self._give_back(scan, scan.past_offset)
 
     def _new_id(self) -> int:
-        """Of 59 random bits."""
+        """Return an unused id of 63 bits, 59 of which are random."""
         while True:
             scan_id = self._services.context.entropy.uuid().int >> 65
             if scan_id not in self._open:
                 return scan_id
 
     def _of(self, scan_id: int, table_id: UUID, client: str) -> SnapshotScan | None:
-        """The scan, if it is of this table and this client."""
+        """Return the scan if it belongs to this table and client."""
         scan = self._open.get(scan_id)
         if scan is None or scan.bucket.definition.table_id != table_id or scan.client != client:
             return None
@@ -140,15 +142,17 @@ class SnapshotScans:
     async def next(
         self, scan_id: int, table_id: UUID, client: str, piece: int, max_bytes: int
     ) -> tuple[SnapshotScan, Rows, bytes | None, bool]:
-        """(the scan, rows, the last one's key, whether there may be more); `piece` -1: the next one, of which the last
-        closes the scan. Raises TableError(SCAN_EXPIRED)."""
+        """Return (the scan, rows, the last row's key, whether there may be more). Raises TableError(SCAN_EXPIRED).
+
+        `piece` -1 is the next piece; the last one then closes the scan.
+        """
         self.expire()
         scan = self._of(scan_id, table_id, client)
         if scan is None or scan.bucket.closed:
             raise TableError(
                 TableErrorCode.SCAN_EXPIRED,
                 f"scan {scan_id} is not open: it was finished, or not continued for "
-                f"{self._services.limits.scan_lease_seconds:.0f} s, or gave way to others; begin again",
+                f"{self._services.limits.scan_lease_seconds:.0f} s, or was replaced by another scan; start it again",
             )
         async with scan.turn:
             number = scan.next_piece if piece == -1 else piece
@@ -161,7 +165,7 @@ class SnapshotScans:
         return scan, rows, last, has_more
 
     def close(self, scan_id: int, table_id: UUID, client: str) -> None:
-        """Without effect on a scan of another table or client."""
+        """Close a scan; no effect if it belongs to another table or client."""
         if self._of(scan_id, table_id, client) is not None:
             self._end(scan_id)
 
@@ -178,14 +182,14 @@ class SnapshotScans:
         await self._past.release(scan.bucket, offset)
 
     def expire(self) -> None:
-        """Let go of scans whose lease is over."""
+        """End scans whose lease is over."""
         now = self._services.context.clock.monotonic()
         for scan_id, scan in list(self._open.items()):
             if scan.bucket.closed or (scan.expires_at < now and not scan.turn.locked()):
                 self._end(scan_id)
 
     async def release(self, bucket: object) -> None:
-        """The bucket's store is about to be closed."""
+        """End the scans of a bucket whose store will be closed."""
         for scan_id, scan in list(self._open.items()):
             if scan.bucket is bucket:
                 self._open.pop(scan_id, None)

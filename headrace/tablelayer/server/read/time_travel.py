@@ -1,11 +1,14 @@
 """A bucket as it was at an earlier offset.
 
-There are three ways to it, and the shortest is taken (R14): a snapshot and the changelog after it; nothing at all and
-the changelog from offset 0; or the present state, from which the changelog's old images take back what has happened
-since. Whichever it is, the result is a store of its own beside the bucket's, shared by all who want the same offset,
-and gone when nobody reads it any more.
+There are three ways to build it, and the shortest is used (R14):
+- from a snapshot and the changelog after it;
+- from nothing and the changelog from offset 0;
+- from the present state, by undoing later changes with the changelog's old images.
 
-`plan` decides and is pure. Everything in between is retention's: an offset that none of the three reaches is an
+The result is a separate store beside the bucket's. All readers of the same offset share it, and it is removed after
+the last one.
+
+`plan` decides, and is pure. Retention may have removed what is needed: an offset that cannot be built is an
 OUTSIDE_RETENTION error.
 """
 
@@ -42,8 +45,8 @@ _numbers = itertools.count(1)
 
 
 class Base(msgspec.Struct, frozen=True):
-    """What to begin with: `snapshot`, the present state if `is_present`, else nothing; and how many offsets are to be
-    applied or taken back."""
+    """The start of a past state: `snapshot`, the present state if `is_present`, else nothing; and the number of offsets
+    to apply or undo."""
 
     distance: int
     is_present: bool = False
@@ -53,7 +56,7 @@ class Base(msgspec.Struct, frozen=True):
 def plan(
     offset: int, *, log_start: int, present: int, snapshots: Sequence[Snapshot], has_old_images: bool
 ) -> Base | None:
-    """The shortest way to the state at `offset`, which is at most `present`; None if there is none."""
+    """Return the shortest way to the state at `offset`, which is at most `present`; None if there is none."""
     ways = [
         Base(offset - each.offset, snapshot=each)
         for each in snapshots
@@ -63,14 +66,14 @@ def plan(
         ways.append(Base(offset))
     if offset == present or (has_old_images and offset >= log_start):
         ways.append(Base(present - offset, is_present=True))
-    # The present is at hand, and nothing is even nearer; a snapshot has to be fetched.
+    # Prefer the present, which is at hand, then an empty start; a snapshot has to be downloaded.
     return min(
         ways, key=lambda way: (way.distance, not way.is_present, way.snapshot is not None), default=None
     )
 
 
 class PastState:
-    """A store at one offset, for as long as somebody holds it."""
+    """A store at one offset, for as long as it has readers."""
 
     def __init__(self, making: asyncio.Task[KeyValueStore]) -> None:
         self.making = making
@@ -78,31 +81,33 @@ class PastState:
 
 
 class PastStates:
-    """All that are open in this process."""
+    """All open past states of this process."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
         self._open: dict[tuple[KeyBucket, int], PastState] = {}
 
     def is_open(self, bucket: KeyBucket, offset: int) -> bool:
-        """Whether one more reader of this costs nothing."""
+        """Return whether the state is open, so that another reader costs nothing."""
         return (bucket, offset) in self._open
 
     async def acquire(self, bucket: KeyBucket, offset: int) -> KeyValueStore:
-        """The bucket at `offset`; give it back with `release`. Raises TableError OUTSIDE_RETENTION, or
-        BUFFER_EXHAUSTED when too many are open."""
+        """Return the bucket's store at `offset`; give it back with `release`.
+
+        Raises TableError OUTSIDE_RETENTION, or BUFFER_EXHAUSTED if too many are open.
+        """
         state = self._open.get((bucket, offset))
         if state is None:
             if len(self._open) >= self._services.limits.past_states_max:
                 raise TableError(
                     TableErrorCode.BUFFER_EXHAUSTED,
-                    f"{len(self._open)} past states of tables are open, which is the most; try again later",
+                    f"{len(self._open)} past states of tables are open, which is the maximum; try again later",
                 )
             making = asyncio.get_running_loop().create_task(self._make(bucket, offset))
             state = self._open[bucket, offset] = PastState(making)
         state.holders += 1
         try:
-            # Who gives up does not stop it for the others, nor for his own next attempt.
+            # A cancelled reader does not stop it for other readers, nor for its own next attempt.
             return await asyncio.shield(state.making)
         except BaseException:
             await self.release(bucket, offset)
@@ -116,7 +121,7 @@ class PastStates:
         del self._open[bucket, offset]
         try:
             store = await state.making
-        except Exception:  # noqa: BLE001 - told to those who waited for it
+        except Exception:  # noqa: BLE001 - raised for the readers that waited for it
             return
         await self._services.run(store.destroy)
 
@@ -147,7 +152,7 @@ class PastStates:
             if base.snapshot is not None:
                 assert snapshots is not None
                 leases.enter_context(snapshots.lease(base.snapshot))
-            # The regions hold their files: retention cannot take them away any more.
+            # The regions keep their files open: retention cannot remove them.
             if base.is_present:
                 await bucket.read(lambda store: store.checkpoint(directory, services.memory))
                 store = await services.run(KeyValueStore.open, directory, services.memory)
@@ -167,13 +172,16 @@ class PastStates:
             await services.run(store.destroy)
             raise
         logger.info(
-            "%s: as it was at offset %d, %s %d offsets",
-            bucket.name, offset, "taking back" if base.is_present else "applying", base.distance,
+            "%s: built the state at offset %d by %s %d offsets",
+            bucket.name, offset, "rolling back" if base.is_present else "applying", base.distance,
         )  # fmt: skip
         return store
 
     def _check_space(self, bucket: KeyBucket) -> None:
-        """A past state may take as much as the present one, and what other past states hold is in use already."""
+        """Raise TableError if the disk lacks space: a past state may take as much as the present one.
+
+        The space of other past states is already in use.
+        """
         size = 0 if bucket.store is None else bucket.store.size_bytes()
         disk = self._services.store_disk.usage(self._services.directory)
         least = self._services.limits.disk_kept_free(disk.total_bytes)
@@ -190,23 +198,23 @@ def outside_retention(bucket: KeyBucket, offset: int, snapshots: Sequence[Snapsh
     reachable = sorted(each.offset for each in snapshots)
     return TableError(
         TableErrorCode.OUTSIDE_RETENTION,
-        f"{bucket.name} cannot be read as it was at offset {offset}: its log begins at {log.log_start_offset}, and its "
+        f"{bucket.name} cannot be read at offset {offset}: its log begins at {log.log_start_offset}, and its "
         f"snapshots are at {', '.join(map(str, reachable)) or 'no offset'}"
         + (
             ""
             if bucket.definition.settings.changelog_image is ChangelogImage.FULL
-            else "; without old images ('table.changelog.image' = 'WAL') only what follows a snapshot can be read"
+            else "; without old images ('table.changelog.image' = 'WAL') only states after a snapshot can be read"
         ),
     )
 
 
 async def _regions(services: Services, partition: Partition, start: int, end: int) -> list[FileRegion]:
-    """Whole batches that hold [start, end), in order."""
+    """Return whole batches that have [start, end), in order."""
     regions = []
     while start < end:
         region = (await partition.read_anywhere(start, 4 << 20, up_to=end)).region
         if region is None:
-            # The batch that holds `start` ends behind `end`, and comes alone.
+            # The batch with `start` ends behind `end`: read it alone.
             region = (await partition.read_anywhere(start, 1, up_to=partition.log.log_end_offset)).region
         if region is None:
             raise KafkaError(

@@ -1,1 +1,1 @@
-"""Who may do what with tables, and which columns they may read."""
+"""Rights on databases, tables and columns."""

@@ -1,10 +1,9 @@
-"""Columns that somebody may read of a table that they may not read as a whole.
+"""Grants of single columns, for principals that may not read the whole table.
 
-Kafka's ACLs know whole topics; a list of columns is beside them, in the coordination store: a node for each table under
-`/security/columns`, by column id, so that a column that is renamed stays readable and one that is dropped and made
-again is not. A grant adds to what ACLs allow; an ACL that denies READ takes it away again, whatever is granted here.
-
-Changes are compare-and-set. They act at once, on connections and scans that are open too.
+Kafka's ACLs know whole topics only. Column grants are beside them in the coordination store: a node for each table
+under `/security/columns`, by column id. So a renamed column stays readable, and a column that is dropped and added
+again is not. A grant adds to what ACLs allow; an ACL that denies READ overrides it. Changes are compare-and-set, and
+take effect at once, also on open connections and scans.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ class ColumnGrants:
         self._changing = asyncio.Lock()
 
     async def load(self, store: CoordinationStore) -> None:
-        """Call once, before anything is read."""
+        """Read all grants. Call it once, before anything else."""
         self._store = store
         await self._read()
 
     async def run(self) -> None:
-        """Follow what is granted through other brokers, until cancelled."""
+        """Follow other brokers' grants, until cancelled."""
 
         async def read() -> None:
             async with self._changing:
@@ -57,7 +56,7 @@ class ColumnGrants:
         }
 
     def readable(self, principal: Principal, table_id: UUID) -> frozenset[int]:
-        """Ids of the columns that were granted to the principal or to everybody."""
+        """Return the ids of the columns that are granted to the principal or to `User:*`."""
         granted = self._by_table.get(table_id)
         if granted is None:
             return frozenset()
@@ -68,11 +67,11 @@ class ColumnGrants:
         return self._by_table.get(table_id, {})
 
     def tables(self) -> list[UUID]:
-        """Those that anybody was granted columns of."""
+        """Return the tables with column grants."""
         return list(self._by_table)
 
     async def grant(self, table_id: UUID, principal: str, columns: Sequence[int]) -> None:
-        """Adds to what was granted before."""
+        """Add columns to a principal's grants."""
         async with self._changing:
 
             def granted(before: dict[str, frozenset[int]]) -> ByPrincipal:
@@ -81,7 +80,7 @@ class ColumnGrants:
             await self._write(table_id, granted)
 
     async def revoke(self, table_id: UUID, principal: str, columns: Sequence[int] | None) -> frozenset[int]:
-        """Takes away some columns, or all (None); those that were taken."""
+        """Remove some columns, or all (None), from a principal's grants. Return the removed ones."""
         async with self._changing:
             taken: frozenset[int] = frozenset()
 
@@ -95,7 +94,7 @@ class ColumnGrants:
             return taken
 
     async def forget(self, table_id: UUID) -> None:
-        """The table has been dropped."""
+        """Forget a dropped table."""
         async with self._changing:
             if table_id in self._by_table:
                 await self._write(table_id, lambda _: {})
@@ -103,7 +102,7 @@ class ColumnGrants:
     async def _write(
         self, table_id: UUID, changed: Callable[[dict[str, frozenset[int]]], ByPrincipal]
     ) -> None:
-        """What `changed` makes of what is granted, as the store has it."""
+        """Replace a table's grants in the store by what `changed` returns for them."""
 
         def written(data: bytes | None) -> bytes | None:
             granted = changed({} if data is None else dict(_decode(data)))

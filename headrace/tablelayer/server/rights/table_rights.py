@@ -1,22 +1,22 @@
-"""What somebody may do with databases and tables: Kafka's ACLs, on the topics that tables are.
+"""Rights on databases and tables: Kafka's ACLs, on the topics of tables.
 
-A table is its topic `db.t`, whatever partitions it has; a database is everything that begins with `db.`, and asked for
-by that name, so that an ACL prefixed `db.` is about it.
+A table is its topic `db.t`, with all partitions. A database is everything that begins with `db.`, and is checked by
+that name, so that an ACL with the prefix `db.` covers it.
 
 | operation | of a table | of a database |
 |---|---|---|
 | READ | scans, lookups, counts, snapshots, the lake's place | |
 | WRITE | appends, upserts, deletes, staged writes, its partitions | |
-| CREATE | making it (or CREATE on the cluster) | likewise |
-| ALTER | changing it, tiering it | changing it |
+| CREATE | creating it (or CREATE on the cluster) | likewise |
+| ALTER | altering it, tiering it | altering it |
 | DELETE | dropping it | dropping it |
-| DESCRIBE | its definition, partitions, state of tiering | its description |
+| DESCRIBE | its definition, partitions, tiering state | its description |
 
-Who may not describe a table that it names by id hears what is said of ids that do not exist. By name the refusal is the
-same whether the table exists or not. Listings leave out what may not be described.
+Without DESCRIBE, a table id is answered as an unknown one. By name the refusal is the same whether the table exists or
+not. Listings leave out what the caller may not describe.
 
-Columns may be granted one by one (`column_grants`): reads that name just these, also in filters and keys, are answered;
-all others are refused, also in the Kafka face.
+Single columns may be granted (`column_grants`): a read that names only these columns, also in filters and keys, is
+answered; every other read is refused, also in the Kafka view.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class TableRights:
         return context.authorizer.is_open or context.may(operation, _TOPIC, path.whole.topic)
 
     def require(self, context: RequestContext, operation: Operation, path: TablePath) -> None:
-        """By name, before it is looked for. Raises KafkaError(TOPIC_AUTHORIZATION_FAILED)."""
+        """Check a right by name, before the table is looked up. Raises KafkaError(TOPIC_AUTHORIZATION_FAILED)."""
         if not self.may(context, operation, path):
             raise denied(_TOPIC)
 
@@ -62,13 +62,13 @@ class TableRights:
             raise denied(_TOPIC)
 
     def require_dead_letters(self, context: RequestContext, config: Mapping[str, str | None]) -> None:
-        """Who has a table's bad records written to a topic must be allowed to write there. Raises KafkaError."""
+        """Raise KafkaError unless the caller may write to the table's dead-letter topic."""
         topic = config.get(TableOptions.kafka_dead_letter_topic.name)
         if topic is not None:
             context.require(Operation.WRITE, _TOPIC, topic.strip())
 
     def by_id(self, context: RequestContext, operation: Operation, table_id: UUID) -> TableDefinition:
-        """A table, or a partition. Raises KafkaError(TOPIC_AUTHORIZATION_FAILED) or TableError(TABLE_NOT_FOUND)."""
+        """Return a table or partition. Raises KafkaError(TOPIC_AUTHORIZATION_FAILED) or TableError(TABLE_NOT_FOUND)."""
         definition = self._catalog.by_id(table_id)
         if not self.may(context, operation, definition.path):
             self.require_visible(context, definition.path, table_id)
@@ -76,7 +76,7 @@ class TableRights:
         return definition
 
     def readable_by_id(self, context: RequestContext, table_id: UUID) -> TableDefinition:
-        """As `by_id` for READ, also if some of the columns only may be read: `check_columns` says of which."""
+        """Do the same as `by_id` for READ, but also for a caller that may read some columns (see `check_columns`)."""
         definition = self._catalog.by_id(table_id)
         if not self.may(context, Operation.READ, definition.path) and not self._granted(context, definition):
             self.require_visible(context, definition.path, table_id)
@@ -84,7 +84,7 @@ class TableRights:
         return definition
 
     def require_visible(self, context: RequestContext, path: TablePath, table_id: UUID) -> None:
-        """Raises TableError(TABLE_NOT_FOUND) for somebody who may not know that it is there."""
+        """Raise TableError(TABLE_NOT_FOUND) if the caller may not know that the table exists."""
         if not context.may(Operation.DESCRIBE, _TOPIC, path.whole.topic, audited=False):
             raise no_table_with_id(table_id)
 
@@ -93,7 +93,7 @@ class TableRights:
     def check_columns(
         self, context: RequestContext, definition: TableDefinition, wanted: Wanted, used: Iterable[int] = ()
     ) -> None:
-        """Raise KafkaError unless everything that the read shows, filters by or uses (ids of columns) may be read."""
+        """Raise KafkaError unless all columns that the read shows, filters by or uses (by id) may be read."""
         if self.may(context, Operation.READ, definition.path):
             return
         allowed = self._granted(context, definition)
@@ -125,16 +125,16 @@ class TableRights:
     # -- databases -----------------------------------------------------------------------------------------
 
     def may_see_database(self, context: RequestContext, name: str) -> bool:
-        """It, or one of its tables."""
+        """Return whether the caller may see the database or one of its tables."""
         return self._sees_database(context, name, self._shown(context))
 
     def visible_databases(self, context: RequestContext) -> list[str]:
-        """Those that it may see."""
+        """Return the databases that the caller may see."""
         shown = self._shown(context)
         return [name for name in self._catalog.databases() if self._sees_database(context, name, shown)]
 
     def visible_tables(self, context: RequestContext, database: str) -> list[str]:
-        """In their order. How long it takes tells nothing of tables that no ACL shows."""
+        """Return visible tables, in order. The time it takes reveals nothing about tables that no ACL shows."""
         return self._tables(context, database, self._shown(context))
 
     def _sees_database(self, context: RequestContext, name: str, shown: _Shown) -> bool:
@@ -142,7 +142,7 @@ class TableRights:
         return is_seen or bool(self._tables(context, name, shown))
 
     def _shown(self, context: RequestContext) -> _Shown:
-        """What ACLs let it describe, by database; under "" what begins within the name of one."""
+        """Return what ACLs show, by database; under "" are those that end within a database's name."""
         shown: _Shown = {}
         for name, is_prefix in context.allowed(Operation.DESCRIBE, _TOPIC):
             database, dot, _ = name.partition(".")
@@ -166,7 +166,7 @@ class TableRights:
         return [each.removeprefix(prefix) for each in found]
 
     def require_on_database(self, context: RequestContext, operation: Operation, name: str) -> None:
-        """Raises KafkaError(TOPIC_AUTHORIZATION_FAILED)."""
+        """Raise KafkaError(TOPIC_AUTHORIZATION_FAILED) without the right on a database."""
         prefix = f"{name}."
         if operation is Operation.CREATE:
             allowed = self._may_create(context, prefix)

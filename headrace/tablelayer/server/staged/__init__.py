@@ -1,1 +1,1 @@
-"""Writes in two steps, staged and then committed as a whole, for engines that repeat their tasks."""
+"""Writes in two steps, for engines that repeat their tasks: rows are staged, then committed as a whole."""

@@ -1,4 +1,4 @@
-"""The chunks that this broker keeps: staged by a writer, or staged with another broker and kept here as well."""
+"""The chunks that this broker keeps: staged here by a writer, or copied from the broker where they were staged."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from headrace.tablelayer.server.staged.tables import StagedTables
 
 _KEPT_FOR_OTHERS: Final = "brokers"
-"""The client that the space of chunks is charged to whose bucket another broker leads."""
+"""The client to which the space of chunks of other brokers' buckets is charged."""
 
 
 class StagedChunks:
-    """See the module's contract. On the event loop."""
+    """The staged chunks of this broker (see the module). Runs on the event loop."""
 
     def __init__(
         self,
@@ -64,10 +64,8 @@ class StagedChunks:
         chunk: Chunk,
         client: str = "",
     ) -> None:
-        """Check a chunk, store it, for the host `client`, and have the replicas of its bucket keep it.
-
-        Raises TableError or KafkaError.
-        """
+        """Check and store a chunk from the host `client`, and have the bucket's replicas keep it. Raises TableError or
+        KafkaError."""
         check_names(writer, batch_id, [attempt])
         table_id = definition.id
         hooks = self._tables.bucket(self._tables.checked(definition, place), place.bucket)
@@ -76,8 +74,8 @@ class StagedChunks:
         if needed > hooks.partition.in_sync_count:
             raise KafkaError(
                 ErrorCode.NOT_ENOUGH_REPLICAS,
-                f"bucket {place.text} of {definition.path} wants min.insync.replicas={needed};"
-                f" {hooks.partition.in_sync_count} is in sync",
+                f"bucket {place.text} of {definition.path} needs min.insync.replicas={needed};"
+                f" only {hooks.partition.in_sync_count} in sync",
             )
         key = writer_key(writer)
         path = self._area.path(table_id, writer, batch_id, attempt, place)
@@ -90,7 +88,7 @@ class StagedChunks:
             )  # fmt: skip
 
     async def keep(self, request: m.KeepStagedRequest, place: Place) -> None:
-        """Store a chunk that was staged with another broker, which leads its bucket. Raises TableError, KafkaError."""
+        """Store a chunk that was staged with another broker, the bucket's leader. Raises TableError, KafkaError."""
         key = request.writer_key
         if key:
             check_key(key)
@@ -107,14 +105,14 @@ class StagedChunks:
             )
 
     def _append(self, path: Path, number: int, chunk: Chunk, durable: bool, client: str) -> None:
-        """Blocking."""
+        """Store a chunk. Blocking."""
         if number < self._area.count(path):
             return
         with self._space.admitted(path, client, len(chunk.batch), self._decided):
             self._area.append(path, number, chunk, durable=durable)
 
     def _decided(self) -> set[Path]:
-        """Return the folders of batches that are decided and not written. From any thread."""
+        """Return the folders of batches that are decided but not written. Thread-safe."""
         return {
             self._folder(table_id, ledger.writer, ledger.batch_id)
             for table_id, ledger in self._ledgers.undone()
@@ -126,22 +124,22 @@ class StagedChunks:
     # -- committing ----------------------------------------------------------------------------------------
 
     async def count(self, table_id: UUID, writer: str, batch_id: int, attempts: Sequence[str]) -> Staged:
-        """Return the number of chunks here by attempt and place, for a batch that is about to be committed."""
+        """Return the number of this broker's chunks by attempt and place, for a batch that is about to be committed."""
         await self.mark_used(table_id, writer, batch_id)
         return await self._services.run(self._area.counts, table_id, writer, batch_id, attempts)
 
     async def mark_used(self, table_id: UUID, writer: str, batch_id: int) -> None:
-        """Note that a batch is about to be committed, so that it is not taken for idle."""
+        """Mark a batch that is about to be committed as used, so that it does not count as idle."""
         await self._services.run(self._touch, self._folder(table_id, writer, batch_id))
 
     def _touch(self, folder: Path) -> None:
-        self._area.mark_used(folder)  # first: what looks at the disk from here on sees it
+        self._area.mark_used(folder)  # first: later checks of the disk see it
         self._space.mark_used(folder)
 
     # -- removing ------------------------------------------------------------------------------------------
 
     async def drop(self, table_id: UUID, writer: str, batch_id: int, attempts: Sequence[str]) -> None:
-        """Forget attempts that another broker has dropped; without attempts, all batches up to this one."""
+        """Forget attempts that another broker has dropped; without attempts, forget all batches up to this one."""
         if attempts:
             await self._services.run(self._area.drop_attempts, table_id, writer, batch_id, attempts)
         else:
@@ -153,7 +151,7 @@ class StagedChunks:
     async def drop_everywhere(
         self, table_id: UUID, writer: str, batch_id: int, attempts: Sequence[str] = ()
     ) -> None:
-        """Forget attempts here and in the other brokers; without attempts, all batches up to this one."""
+        """Forget attempts on all brokers; without attempts, forget all batches up to this one."""
         if attempts:
             await self._services.run(self._area.drop_attempts, table_id, writer, batch_id, attempts)
         else:

@@ -1,38 +1,36 @@
-"""Exactly-once writes for engines that repeat their tasks (R3.5): staged first, then committed as a whole.
+"""Exactly-once writes for engines that repeat their tasks (R3.5): rows are staged, then committed as a whole.
 
-A *writer* has a name that it keeps over restarts (a streaming query) and numbers its batches upwards. Its tasks
-stage rows, each run of a task under an attempt name of its own; then one commit names the attempts that count.
-These are the promises:
-
+A *writer* has a name that survives restarts (a streaming query), and numbers its batches upwards. Its tasks stage rows,
+each run of a task under its own attempt name; then one commit names the attempts that count. Guarantees:
 - The rows of exactly these attempts are written, all of them, once. Rows of failed, repeated or speculative attempts
   never are, whatever order or number of rows or tasks a repetition has.
-- A batch is decided once. To commit it again, or a batch before it, has no effect and succeeds; the attempts of the
-  first commit count. The decision is in the coordination store before the first row is written, so an interrupted
+- A batch is decided once. Committing it again, or an earlier batch, succeeds without effect; the attempts of the first
+  commit count. The decision is stored in the coordination store before the first row is written, so an interrupted
   commit (the server is killed, the client dies) is completed with the same rows.
 - The rows of one bucket become visible in the order of the attempts; buckets do not become visible together.
-- A partitioned table is one table here too: one decision for the rows of all partitions. A partition that is gone
-  before the decision makes the batch fail, to be run again; one that is dropped after it takes its rows along.
+- A partitioned table is one table here too, with one decision for the rows of all partitions. If a partition is dropped
+  before the decision, the batch fails and must be run again; if it is dropped later, its rows are dropped too.
 
-A ledger per table and writer holds the last decided batch (`ledger.py`, `ledgers.py`). Chunks are written under a
-producer identity of the writer's own, numbered on from batch to batch (`writing.py`). The log takes gaps in this kind
-of sequence, and takes everything at or before the last number for a repeat (`broker.log.producer_state`), so that
-completing a commit writes only the chunks that are missing. The log forgets the sequence after a day without a write,
-hence a commit that fails also notes in the ledger how far it came.
+A ledger per table and writer holds the last decided batch (`ledger.py`, `ledgers.py`). Chunks are written under the
+writer's own producer identity, with sequence numbers that continue from batch to batch (`writing.py`). The log accepts
+gaps in such a sequence, and treats everything up to the last number as a repetition (`broker.log.producer_state`), so
+completing a commit writes only the missing chunks. The log forgets the sequence after a day without a write; therefore
+a failed commit also notes its progress in the ledger.
 
-The decision has the number of chunks for each place. Where some are gone (a power cut took files that
-`durability=process` had not put on the disk; an operator removed them), the batch is never taken for done: its commit,
-and everything that the writer sends after it, fails with STAGED_ROWS_MISSING and says what is gone.
+The decision has the number of chunks for each place. If chunks are missing (a power failure lost files that
+`durability=process` had not put on the disk, or an operator removed them), the batch never counts as done. Its commit,
+and everything that the writer sends after it, fails with STAGED_ROWS_MISSING and names the missing chunks.
 
-In a cluster each broker has the chunks of the buckets that it leads. So have the replicas that are in sync when a chunk
-is acknowledged, at least `min.insync.replicas`, and those that come into the ISR later (`sharing.py`,
-`bucket/joining.py`). The leader of the table's first bucket decides. It counts the chunks of all brokers, and has the
-leader of each bucket be given the chunks that it lacks because it was away. Then it saves the decision, and each broker
-writes its own buckets (`others.py`). When the deciding broker is gone, the next leader of the first bucket goes on from
-the decision in the store.
+In a cluster each broker has the chunks of the buckets that it leads. The replicas in sync when a chunk is acknowledged
+(at least `min.insync.replicas`) have them too, and replicas that join the ISR later (`sharing.py`,
+`bucket/joining.py`). The leader of the table's first bucket decides. It counts the chunks of all brokers, and has other
+brokers give each bucket's leader the chunks that it missed. Then it saves the decision, and each broker writes its own
+buckets (`others.py`). If the deciding broker is lost, the next leader of the first bucket continues from the stored
+decision.
 
 State: one ledger of some hundred bytes for each (writer, table). Ledgers of single batches are kept for a day, those of
-streams for 90 days after their last commit. Staged rows that are never committed go after a day (`expiry.py`), or
-sooner when space is short (`space.py`).
+streams for 90 days after their last commit. Uncommitted staged rows are removed after a day (`expiry.py`), or earlier
+when space is short (`space.py`).
 """
 
 from __future__ import annotations
@@ -67,11 +65,11 @@ _DAY_MS: Final = 86_400_000
 _STREAM_KEPT_MS: Final = 90 * _DAY_MS
 
 Attempts = Sequence[tuple[str, Mapping[Place, int]]]
-"""The attempts that a commit names, in their order, each with its number of chunks by place."""
+"""The attempts that a commit names, in order, each with its number of chunks by place."""
 
 
 class StagedCommits:
-    """Commits batches, and completes commits that were interrupted. One object per server; on the event loop."""
+    """Commits batches, and completes interrupted commits. One object per server; runs on the event loop."""
 
     def __init__(
         self,
@@ -92,7 +90,7 @@ class StagedCommits:
         self.expiry = Expiry(services, area, self.ledgers, self._tables, self._others)
         self._resuming = False
 
-    # -- what writers ask ----------------------------------------------------------------------------------
+    # -- requests of writers -------------------------------------------------------------------------------
 
     async def commit(
         self,
@@ -103,10 +101,10 @@ class StagedCommits:
         *,
         single: bool,
     ) -> None:
-        """Write the chunks that these attempts have staged, in this order; return when all of them are visible.
+        """Write the staged chunks of these attempts, in this order; return when all of them are visible.
 
-        `single` says that the writer has no second batch. Raises TableError STAGED_ROWS_MISSING if a chunk is missing
-        (nothing is decided then), or what a bucket raises, after which the same commit goes on from there.
+        `single` means that the writer has no second batch. Raises TableError STAGED_ROWS_MISSING if a chunk is missing
+        (then nothing is decided), or a bucket's error, after which the same commit continues.
         """
         table_id, names = definition.id, [attempt for attempt, _ in attempts]
         _check_attempts(writer, batch_id, names)
@@ -125,7 +123,7 @@ class StagedCommits:
             await self.decided.write(definition, decided)
 
     async def _complete_last(self, definition: TableDefinition, writer: str) -> Ledger | None:
-        """Write the writer's last batch if that was interrupted; return the ledger after it, None for a new writer."""
+        """Complete the writer's last batch if it was interrupted; return the ledger after it, None for a new writer."""
         await self.ledgers.read_again(definition.id, writer)
         ledger = self.ledgers.get(definition.id, writer)
         if ledger is not None and not ledger.done:
@@ -165,7 +163,7 @@ class StagedCommits:
         )
 
     async def abort(self, table_id: UUID, writer: str, batch_id: int, attempts: Sequence[str]) -> None:
-        """Drop attempts that will not be committed. It has no effect on a batch that is decided."""
+        """Drop attempts that will not be committed. A decided batch is not affected."""
         check_names(writer, batch_id, attempts)
         async with self.ledgers.lock(table_id, writer):
             if attempts and not await self.ledgers.is_decided(table_id, writer, batch_id):
@@ -174,7 +172,7 @@ class StagedCommits:
     # -- in the background ---------------------------------------------------------------------------------
 
     def resume_in(self, start_task: Callable[[Coroutine[Any, Any, None], str], object]) -> None:
-        """Complete commits that a stop of the server has interrupted, in a task. Called at intervals."""
+        """Start a task that completes interrupted commits. Called at intervals."""
         if self.ledgers.unfinished and not self._resuming:
             self._resuming = True
             start_task(self._resume(), "staged commits")
@@ -192,9 +190,10 @@ class StagedCommits:
         try:
             definition = self._tables.definition(table_id)
         except TableError:
-            return  # dropped; `expire` clears up
+            return  # dropped; `expire` removes the rest
         if not self._others.decides(definition):
-            return  # the leader of its first bucket does; the ledger is read again when this broker leads it
+            # the leader of the first bucket does; if this broker becomes the leader, it reads the ledger again
+            return
         async with self.ledgers.lock(table_id, writer):
             await self.ledgers.read_again(table_id, writer)
             unfinished.discard((table_id, writer))
@@ -207,7 +206,7 @@ class StagedCommits:
                 if isinstance(error, KafkaError) and error.code.retriable:
                     unfinished.add((table_id, writer))  # its buckets are starting
                     return
-                # Rows that do not fit the table are the writer's mistake; its next commit gets the error.
+                # Rows that do not fit the table are the writer's error; its next commit reports it.
                 level = logging.WARNING if isinstance(error, RowError) else logging.ERROR
                 logger.log(level, "table %s: batch %d of %s is decided and cannot be written: %s",
                            definition.path, ledger.batch_id, writer, error)  # fmt: skip
@@ -216,7 +215,7 @@ class StagedCommits:
 
 
 def _check_attempts(writer: str, batch_id: int, names: Sequence[str]) -> None:
-    """Raises TableError(INVALID_ROW)."""
+    """Raise TableError(INVALID_ROW) for invalid or repeated names."""
     check_names(writer, batch_id, names)
     if len(set(names)) < len(names):
         raise TableError(
@@ -234,6 +233,6 @@ def _check_complete(batch_id: int, attempts: Attempts, staged: Staged) -> None:
                 raise TableError(
                     TableErrorCode.STAGED_ROWS_MISSING,
                     f"attempt {attempt} of batch {batch_id} has {there} staged chunks for bucket"
-                    f" {place.text}, and {count} should be committed; nothing was written: run the batch"
+                    f" {place.text}, but {count} should be committed; nothing was written: run the batch"
                     " again",
                 )

@@ -1,4 +1,4 @@
-"""Forgetting staged rows and ledgers that no writer will come back for."""
+"""Removal of staged rows and ledgers that their writers have abandoned."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DAY_SECONDS: Final = 86_400
 
 
 class Expiry:
-    """See the module's contract. On the event loop."""
+    """Removes abandoned rows and ledgers (see the module). Runs on the event loop."""
 
     def __init__(
         self,
@@ -35,12 +35,13 @@ class Expiry:
         self._tables = tables
         self._others = others
         self._missing: set[UUID] = set()
-        """Tables that did not exist when `expire` looked last."""
+        """Tables that were missing in the previous `expire`."""
 
     async def expire(self, exists: Callable[[UUID], bool]) -> None:
-        """Forget dropped tables, writers that were silent for long, and rows that were not committed for a day.
+        """Forget dropped tables, writers that have been silent for long, and rows that were not committed for a day.
 
-        A broker of several may not know a new table yet: a table counts as dropped if it is missing twice in a row.
+        In a cluster a broker may not know a new table yet, so a table counts as dropped if it is missing twice in a
+        row.
         """
         staged = await self._services.run(self._area.tables)
         if not self._others.are_none:
@@ -68,16 +69,16 @@ class Expiry:
         return self._services.context.clock.time_ms() - ledger.updated_ms > ledger.kept_ms
 
     async def _forget(self, table_id: UUID, writer: str, *, is_gone: bool) -> None:
-        """Forget a ledger, unless its writer has come back."""
+        """Forget a ledger, unless its writer has returned."""
         if not self._others.are_none and not is_gone:
             if not self._others.decides(self._tables.definition(table_id)):
                 del self._ledgers.known[table_id, writer]
                 return
             await self._ledgers.read_again(table_id, writer)
             if not self._is_old(self._ledgers.known[table_id, writer]):
-                return  # another broker has gone on with it
+                return  # another broker has continued it
         lock = self._ledgers.lock(table_id, writer)
         if lock.locked():
-            return  # the writer is back, or still writes: next time
+            return  # the writer has returned, or still writes: try again next time
         async with lock:
             await self._ledgers.forget(table_id, writer)

@@ -1,4 +1,4 @@
-"""The ledger of a writer: the last batch that was decided for it, and the bytes of that in the coordination store."""
+"""The ledger of a writer: its last decided batch, as stored in the coordination store."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from headrace.tablelayer.server.staged.place import Place
 class Ledger(msgspec.Struct, frozen=True):
     """The decision about a writer's last batch.
 
-    `written` counts chunks by bucket, after a commit that failed. `partitions` are the partitions that the batch has
-    rows for, of a partitioned table. `chunks` is the number of committed chunks for each bucket (None: not known,
-    decided by an older version).
+    `written` counts chunks by bucket, after a failed commit. `partitions` are the partitions with rows of the batch, in
+    a partitioned table. `chunks` is the number of committed chunks for each bucket (None: unknown, decided by an older
+    version).
     """
 
     writer: str
@@ -47,7 +47,7 @@ class Ledger(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_json(cls, data: bytes) -> Ledger:
-        """The inverse of `to_json`, for bytes of the coordination store."""
+        """Return the ledger from bytes of the coordination store."""
         value: dict[str, Any] = json.loads(data)
         del value["version"]
         value["attempts"] = tuple(value["attempts"])
@@ -59,31 +59,31 @@ class Ledger(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_broker(cls, data: bytes) -> Ledger:
-        """`from_json`, for bytes that another broker has sent. Raises DecodeError."""
+        """Return the ledger from bytes of another broker. Raises DecodeError."""
         try:
             return msgspec.convert(asdict(cls.from_json(data)), cls)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise DecodeError(f"the decision of another broker cannot be read: {error!r:.200}") from None
 
     def sequence(self, number: int) -> int:
-        """Return the sequence number that a chunk is written under; chunks are numbered from 0."""
+        """Return the sequence number of a chunk; chunks are numbered from 0."""
         return (self.first_sequence + number) & MAX_SEQUENCE
 
     def chunks_for(self, place: Place, otherwise: int) -> int:
-        """Return the number of chunks that were decided for a place; `otherwise` where that is not known."""
+        """Return the number of chunks that were decided for a place; `otherwise` if that is unknown."""
         return otherwise if self.chunks is None else self.chunks.get(place, 0)
 
     def rows_missing(self, place: Place, there: int, decided: int) -> TableError:
         return TableError(
             TableErrorCode.STAGED_ROWS_MISSING,
             f"batch {self.batch_id} of {self.writer} is decided with {decided} staged chunks for bucket"
-            f" {place.text}, and the disk has {there} of them: rows are lost, so the batch is not done. Put its"
+            f" {place.text}, but the disk has {there} of them: rows are lost, and the batch is not done. Put its"
             " files back, or write its rows and those after it under another writer's name",
         )
 
 
 def following(ledger: Ledger, chunks: int, now_ms: int) -> Ledger:
-    """Return the ledger after its batch was written, with `chunks` in the bucket that has the most."""
+    """Return the ledger after its batch was written; `chunks` is the largest number of chunks in a bucket."""
     return replace(
         ledger,
         done=True,

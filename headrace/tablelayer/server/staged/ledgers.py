@@ -1,7 +1,7 @@
-"""The ledgers that a broker knows, one for each table and writer, and the coordination store behind them.
+"""The ledgers that a broker knows, one for each table and writer, as stored in the coordination store.
 
-A ledger is a node `/staged/<table id>/<writer>`. Another broker may have decided since this one has read the node, so
-a broker of several reads it again before it decides, and a write names the version that it has read.
+A ledger is a node `/staged/<table id>/<writer>`. Another broker may have decided since this broker read the node. So in
+a cluster a broker reads it again before it decides, and a write names the version that was read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Owner = tuple[UUID, str]
 
 
 class Ledgers:
-    """See the module's contract. On the event loop."""
+    """The known ledgers (see the module). Runs on the event loop."""
 
     def __init__(self, context: BrokerContext, others: OtherBrokers) -> None:
         self._store = context.store
@@ -35,39 +35,39 @@ class Ledgers:
         self._others = others
         self.known: dict[Owner, Ledger] = {}
         self.unfinished: set[Owner] = set()
-        """Owners of ledgers that were read while their batch was decided and not written."""
+        """Owners of ledgers whose batch was decided but not written when they were read."""
         self._locks: WeakValueDictionary[Owner, asyncio.Lock] = WeakValueDictionary()
 
     def lock(self, table_id: UUID, name: str) -> asyncio.Lock:
-        """The lock of this name; it exists while it is held or waited for."""
+        """Return the lock of this name; it exists while it is held or awaited."""
         return self._locks.setdefault((table_id, name), asyncio.Lock())
 
     def get(self, table_id: UUID, writer: str) -> Ledger | None:
         return self.known.get((table_id, writer))
 
     def undone(self) -> list[tuple[UUID, Ledger]]:
-        """Return the ledgers of batches that are decided and not written, with their table. From any thread."""
+        """Return the ledgers of batches that are decided but not written, with their table. Thread-safe."""
         return [(table_id, ledger) for (table_id, _), ledger in list(self.known.items()) if not ledger.done]
 
     # -- reading -------------------------------------------------------------------------------------------
 
     async def load(self) -> None:
-        """Read all ledgers of the store. Call once, before anything else."""
+        """Read all ledgers. Call it once, before anything else."""
         for table in await self._nodes.children():
             await self.load_table(UUID(table))
 
     async def load_table(self, table_id: UUID) -> None:
-        """Read the ledgers of a table: this broker may have to go on with it."""
+        """Read the ledgers of a table, which this broker may have to continue."""
         for name in await self._nodes.children(str(table_id)):
             await self._restore(table_id, f"{table_id}/{name}")
 
     async def read_again(self, table_id: UUID, writer: str) -> None:
-        """Read a ledger from the store, where another broker may have decided."""
+        """Read a ledger again, because another broker may have decided."""
         if not self._others.are_none:
             await self._restore(table_id, _name(table_id, writer))
 
     async def is_decided(self, table_id: UUID, writer: str, batch_id: int) -> bool:
-        """Return whether this batch, or a later one, is decided, by any broker: staging for it is in vain."""
+        """Return whether any broker has decided this batch or a later one, so that staging for it is useless."""
         ledger = self.get(table_id, writer)
         if not self._others.are_none:
             node = await self._store.get(f"{_ROOT}/{_name(table_id, writer)}")
@@ -75,21 +75,21 @@ class Ledgers:
         return ledger is not None and ledger.batch_id >= batch_id
 
     def check_ours(self, table_id: UUID, ledger: Ledger, cause: BaseException | None = None) -> None:
-        """Raise KafkaError(NOT_COORDINATOR) if the ledger was replaced since.
+        """Raise KafkaError(NOT_COORDINATOR) if the ledger was replaced in the meantime.
 
-        A broker that led the first bucket before may have gone on to the end, and its ledger may have been read since:
-        it is not written over. A writer that asks again reads it.
+        An earlier leader of the first bucket may have completed the batch, and its ledger may have been read since: it
+        must not be overwritten. A writer that asks again reads it.
         """
         if self.get(table_id, ledger.writer) != ledger:
             raise KafkaError(
                 ErrorCode.NOT_COORDINATOR,
-                f"another broker goes on with batch {ledger.batch_id} of {ledger.writer}",
+                f"another broker has continued batch {ledger.batch_id} of {ledger.writer}",
             ) from cause
 
     # -- writing -------------------------------------------------------------------------------------------
 
     async def save(self, table_id: UUID, ledger: Ledger) -> None:
-        """Write a ledger to the store. Raises KafkaError if another broker has written: its decision counts then."""
+        """Write a ledger to the store. Raises KafkaError if another broker has written; its decision is then valid."""
         name = _name(table_id, ledger.writer)
         try:
             await self._nodes.write(name, ledger.to_json())
@@ -100,12 +100,12 @@ class Ledgers:
         self.known[table_id, ledger.writer] = ledger
 
     async def forget(self, table_id: UUID, writer: str) -> None:
-        """Delete a ledger here and from the store."""
+        """Delete a ledger here and in the store."""
         del self.known[table_id, writer]
         await self._nodes.delete(_name(table_id, writer))
 
     async def _restore(self, table_id: UUID, name: str) -> bool:
-        """Read a ledger from the store; return whether the store has it."""
+        """Read a ledger from the store; return whether it exists."""
         data = await self._nodes.read(name)
         if data is None:
             return False

@@ -1,7 +1,7 @@
-"""Requests of the broker that decides about staged rows to the other brokers.
+"""Requests of the broker that decides about staged rows to other brokers.
 
-A broker has the chunks of the buckets that it leads; the leader of the table's first bucket decides. A request that
-may be sent again carries the decision itself, so that it has the same effect each time.
+A broker has the chunks of the buckets that it leads; the leader of the table's first bucket decides. A request that may
+be repeated carries the decision itself, so that it has the same effect each time.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from headrace.broker.context import BrokerContext
 
 _CHANNELS: Final = 4
-"""Buckets of one broker that are written at the same time."""
+"""Number of buckets of one broker that are written at the same time."""
 _APPLY_SECONDS: Final = 300.0
 _DROP_SECONDS: Final = 5.0
 
 Staged = dict[str, dict[Place, int]]
-"""Chunks by attempt and place."""
+"""Number of chunks by attempt and place."""
 
 
 class OtherBrokers:
-    """See the module's contract."""
+    """Sends the requests to other brokers (see the module)."""
 
     def __init__(self, context: BrokerContext) -> None:
         self.own_id = context.identity.broker_id
@@ -48,15 +48,15 @@ class OtherBrokers:
         return self.are_none or self.leader_of(definition.path.topic, bucket_of_table(0)) is None
 
     def check_decides(self, definition: TableDefinition) -> None:
-        """Raises KafkaError(NOT_LEADER_OR_FOLLOWER)."""
+        """Raise KafkaError(NOT_LEADER_OR_FOLLOWER) unless this broker decides about a table."""
         if not self.decides(definition):
             raise KafkaError(
                 ErrorCode.NOT_LEADER_OR_FOLLOWER,
-                f"staged rows of {definition.path} are committed by the leader of its first bucket, another broker",
+                f"staged rows of {definition.path} are committed by the leader of its first bucket; ask that broker",
             )
 
     def leader_of(self, topic: str | None, place: Place) -> int | None:
-        """Return the other broker that leads a bucket, NO_LEADER if there is no leader, None if it is this broker."""
+        """Return a bucket's leader, NO_LEADER if there is none, None if it is this broker."""
         if self.are_none:
             return None
         state = None if topic is None else self._metadata.state(topic, place.bucket)
@@ -66,7 +66,7 @@ class OtherBrokers:
     async def counted(
         self, topics: Sequence[str], table_id: UUID, writer: str, batch_id: int, attempts: Sequence[str]
     ) -> dict[int, Staged]:
-        """Return the chunks of each other broker that is alive, whether or not it was the leader at the time.
+        """Return the chunks of every other live broker, whether or not it was the leader at the time.
 
         Raises KafkaError(LEADER_NOT_AVAILABLE) if a leader of these topics does not answer, or a bucket has no leader.
         """
@@ -98,7 +98,7 @@ class OtherBrokers:
     async def apply(
         self, leader: int, table_id: UUID, ledger: bytes, place: Place, written: dict[Place, int]
     ) -> None:
-        """Have the bucket's leader write a decided batch; count its chunks in `written`.
+        """Have the bucket's leader write a decided batch; put the number of its chunks into `written`.
 
         Raises the leader's error, and KafkaError(LEADER_NOT_AVAILABLE).
         """
@@ -135,7 +135,7 @@ class OtherBrokers:
         _check(answer)
 
     async def hand_over(self, broker: int, request: m.HandOverStagedRequest) -> None:
-        """Have a broker give its chunks to the leader of their place. Raises as `keep`."""
+        """Have a broker give its chunks to the leader of their place. Raises the errors of `keep`."""
         try:
             answer = await self._peers.ask(
                 broker, request, m.HandOverStagedResponse, channel="staged", seconds=_APPLY_SECONDS
@@ -145,12 +145,12 @@ class OtherBrokers:
         _check(answer)
 
     def unheard(self, topic: str | None, place: Place, heard: Collection[int]) -> list[int]:
-        """Return the replicas of a bucket that are not among `heard`."""
+        """Return the replicas of a bucket that are not in `heard`."""
         state = None if self.are_none or topic is None else self._metadata.state(topic, place.bucket)
         return [] if state is None else sorted({*state.replicas} - {*heard})
 
     async def drop(self, table_id: UUID, writer: str, batch_id: int, attempts: Sequence[str]) -> None:
-        """Have the other brokers forget attempts. A broker that is not reached forgets them after a day."""
+        """Have other brokers forget attempts. A broker that is not reached forgets them after a day."""
         if self.are_none:
             return
         request = m.DropStagedRequest(
@@ -166,7 +166,7 @@ class OtherBrokers:
 
 
 def _check(answer: m.TableResponse) -> None:
-    """Raises TableError, KafkaError."""
+    """Raise the answer's error: TableError or KafkaError."""
     code, message = answer.error_code, answer.error_message or ""
     if code == ErrorCode.NONE:
         return

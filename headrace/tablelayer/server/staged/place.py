@@ -1,4 +1,4 @@
-"""The place that staged rows go to: a bucket of a table, or of one partition of a partitioned table."""
+"""The place of staged rows: a bucket of a table, or of one partition of a partitioned table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class NamesPlace(Protocol):
 
 
 class Place(NamedTuple):
-    """A bucket of the table; of a partitioned table the partition, by its id, and its bucket."""
+    """A bucket of a table; in a partitioned table the partition's id, and its bucket."""
 
     partition_id: UUID
     bucket: int
@@ -30,13 +30,13 @@ class Place(NamedTuple):
 
     @classmethod
     def from_text(cls, text: str) -> Place:
-        """The inverse of `text`. Raises ValueError."""
+        """Return the place from its `text`. Raises ValueError."""
         partition, dot, bucket = text.rpartition(".")
         return cls(UUID(partition) if dot else THE_TABLE_ITSELF, int(bucket))
 
     @property
     def text(self) -> str:
-        """The place as a part of a file's name, and in a ledger."""
+        """The place in a file's name, and in a ledger."""
         return f"{self.partition_id}.{self.bucket}" if self.is_of_partition else str(self.bucket)
 
     @property
@@ -48,7 +48,7 @@ class Place(NamedTuple):
         return self.partition_id if self.is_of_partition else whole
 
     def counted(self, count: int) -> StagedPlace:
-        """The place as a message tells it, with a number of chunks or the number of one."""
+        """Return the place for a message, with a number of chunks or a chunk's number."""
         return StagedPlace(partition_id=self.partition_id, bucket=self.bucket, count=count)
 
 

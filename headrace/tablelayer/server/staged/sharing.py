@@ -1,8 +1,8 @@
-"""Chunks that several brokers have: each replica of a bucket that is in sync has the chunks that are staged for it.
+"""Chunks that several brokers have: each replica in sync has the chunks that are staged for its bucket.
 
-The leader of a bucket shares a chunk with the replicas as it is staged (`share`). It gives all earlier chunks to a
-replica that is about to come into the ISR (`give`). Before a commit the deciding broker counts the chunks of all
-brokers, and has the leader of each bucket be given the chunks that it lacks (`gather`, `hand_over`).
+A bucket's leader shares each new chunk with the replicas (`share`), and sends all earlier chunks to a replica that is
+about to join the ISR (`give`). Before a commit the deciding broker counts the chunks of all brokers, and has other
+brokers give each bucket's leader the chunks that it lacks (`gather`, `hand_over`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class ChunkSharing:
-    """See the module's contract. On the event loop."""
+    """Shares chunks with other brokers (see the module). Runs on the event loop."""
 
     def __init__(
         self, services: Services, area: StagingArea, tables: StagedTables, others: OtherBrokers
@@ -45,10 +45,10 @@ class ChunkSharing:
     async def share(
         self, hooks: TableBucket, path: Path, place: Place, number: int, chunk: Chunk, **staged: Any
     ) -> None:
-        """Have the other replicas of a bucket keep a chunk. `staged`: the other fields of `KeepStagedRequest`.
+        """Have the other replicas of a bucket keep a chunk. `staged` has the other fields of `KeepStagedRequest`.
 
-        Raises KafkaError or TableError of a replica that is in sync. A replica that is about to come into the ISR is
-        given all chunks again.
+        Raises KafkaError or TableError of a replica in sync. A replica that is about to join the ISR gets all chunks
+        again.
         """
         partition = hooks.partition
         replicas = self._others.replicas_of(partition.topic.name, partition.index)
@@ -63,7 +63,7 @@ class ChunkSharing:
             )
 
     async def give(self, partition: Partition, broker: int) -> None:
-        """Have a broker keep all that is staged here for a bucket and that it lacks.
+        """Have a broker keep all chunks that are staged here for a bucket and that it lacks.
 
         Raises TableError, KafkaError, OSError.
         """
@@ -82,7 +82,7 @@ class ChunkSharing:
     async def _send_with_earlier(
         self, broker: int, path: Path, place: Place, number: int, chunk: Chunk, **staged: Any
     ) -> None:
-        """Have a replica keep a chunk, and the chunks before it if it was away when they were staged."""
+        """Have a replica keep a chunk, and the earlier chunks that it missed while it was away."""
         try:
             await self._send(broker, place, number, chunk, **staged)
         except KafkaError as error:
@@ -111,10 +111,10 @@ class ChunkSharing:
     async def gather(
         self, definition: TableDefinition, writer: str, batch_id: int, attempts: Sequence[str]
     ) -> tuple[Staged, list[int]]:
-        """Have the leader of each place be given the chunks that it lacks and another broker has.
+        """Have other brokers give the leader of each place the chunks that it lacks.
 
-        Return the number of chunks by attempt and place, and the brokers that have answered. Raises KafkaError if a
-        leader does not answer.
+        Return the number of chunks by attempt and place, and the brokers that answered. Raises KafkaError if a leader
+        does not answer.
         """
         own_id = self._others.own_id
         own = await self._services.run(self._area.counts, definition.id, writer, batch_id, attempts)
@@ -154,7 +154,7 @@ class ChunkSharing:
         there: int,
         leader: int,
     ) -> None:
-        """Have a broker give the leader of a place the chunks from number `there` on."""
+        """Have a broker give a place's leader the chunks from number `there` on."""
         request = m.HandOverStagedRequest(
             table_id=table_id,
             writer=writer,
@@ -169,7 +169,7 @@ class ChunkSharing:
             await self._others.hand_over(broker, request)
 
     async def hand_over(self, request: m.HandOverStagedRequest, place: Place) -> None:
-        """Have the leader of a place keep the chunks that are staged for it here. Raises TableError, KafkaError."""
+        """Send the chunks that are staged here for a place to its leader. Raises TableError, KafkaError."""
         check_names(request.writer, request.batch_id, [request.attempt])
         path = self._area.path(request.table_id, request.writer, request.batch_id, request.attempt, place)
         chunks = enumerate(self._area.read(path))

@@ -1,13 +1,12 @@
-"""The bound of what is staged: rows that were handed over and are not committed may not fill the disk.
+"""The limit of staged rows: uncommitted rows may not fill the disk.
 
-All together they may take half of what the disk would have without them, those of one client's host half of that, and
-never the space that the log needs to go on (`Limits.disk_kept_free`). Beyond it, batches that are idle for long go, the
-longest idle one first; the writer of one is told, when it commits, to run the batch again. When that is not enough, the
-chunk is refused, and may be sent again later. Batches that are decided are never touched.
+Together they may take half of what the disk would have free without them, those of one client's host half of that, and
+never the space that the log needs (`Limits.disk_kept_free`). Beyond the limit, idle batches are removed, the longest
+idle one first; the commit of a removed batch tells its writer to run the batch again. If that does not free enough, the
+chunk is refused, and may be sent again later. Decided batches are never removed.
 
-The disk itself says what is there: between two looks at it only what comes in is counted, and it is looked at again
-before anything is refused. What was admitted and is not written yet counts with what the disk has. Blocking; may be
-used from any thread.
+The sizes come from the disk. Between two scans of the disk only new chunks are counted, and the disk is scanned again
+before a chunk is refused. Admitted chunks count before they are written. Blocking; thread-safe.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from headrace.tablelayer.server.staged.staging import batch_folders
 
 _LOOK_AGAIN_SECONDS = 2.0
 _FILE_BYTES = 64 << 10
-"""The least size that a file counts with: it takes an inode and time to look at."""
+"""Minimum size that a file counts as, in bytes: it takes an inode, and time to scan."""
 
 
 class _Batch(msgspec.Struct):
@@ -38,7 +37,7 @@ class _Batch(msgspec.Struct):
 
 
 class _Admitted(msgspec.Struct, eq=False):
-    """A chunk that is being written: how far its file goes with it."""
+    """A chunk that is being written, with the size of its file afterwards."""
 
     path: Path
     size: int
@@ -46,7 +45,7 @@ class _Admitted(msgspec.Struct, eq=False):
 
 
 def _counted(size: int | None) -> int:
-    """Return the size that a file of this size counts with."""
+    """Return the size in bytes that a file of `size` counts as."""
     return 0 if size is None else max(size, _FILE_BYTES)
 
 
@@ -54,7 +53,7 @@ class StagedSpace:
     def __init__(
         self, root: Path, limits: Limits, remove: Callable[[Path], None], disk: Disk, clock: Clock
     ) -> None:
-        """`remove` takes away the folder of a batch."""
+        """Create it; `remove` removes the folder of a batch."""
         self._root = root
         self._disk = disk
         self._clock = clock
@@ -64,7 +63,7 @@ class StagedSpace:
         self._batches: dict[Path, _Batch] = {}
         self._clients: dict[Path, str] = {}
         self._sizes: Counter[str] = Counter()
-        """By client; of batches from before a restart by an empty name."""
+        """Bytes by client; batches from before a restart have an empty name."""
         self._admitted: list[_Admitted] = []
         self._looked_at: float | None = None
 
@@ -72,8 +71,10 @@ class StagedSpace:
     def admitted(
         self, path: Path, client: str, size: int, decided: Callable[[], set[Path]]
     ) -> Iterator[None]:
-        """Count a chunk that the host `client` writes to `path` in the block. `decided` gives the folders of batches
-        that stay. Raises TableError(BUFFER_EXHAUSTED)."""
+        """Count a chunk that the host `client` writes to `path` inside the block. Raises TableError(BUFFER_EXHAUSTED).
+
+        `decided` returns the folders of batches that must stay.
+        """
         with self._lock:
             admitted = self._admit(path, client, size, decided)
         try:
@@ -119,16 +120,16 @@ class StagedSpace:
         if disk.free_bytes - size < self._limits.disk_kept_free(disk.total_bytes):
             return f"the disk has {disk.free_bytes} bytes left, which the log needs"
         if total + size > most:
-            return f"{total} bytes of rows are staged and not committed, and {most} is the most for this disk"
+            return f"{total} bytes of rows are staged but not committed; the maximum for this disk is {most}"
         if sizes[client] + size > most // 2:
             return (
-                f"{sizes[client]} bytes of rows of this client are staged and not committed, and {most // 2} is the "
-                "most for one client"
+                f"{sizes[client]} bytes of rows of this client are staged but not committed; the maximum "
+                f"for one client is {most // 2}"
             )
         return None
 
     def _make_room(self, client: str, size: int, kept: Collection[Path]) -> str | None:
-        """Remove idle batches, those of the same client first; return the complaint that is left."""
+        """Remove idle batches, those of the same client first; return the remaining complaint."""
         oldest = self._clock.time_ms() - 1000 * self._limits.staged_idle_seconds
         idle = [
             (self._clients.get(folder, "") != client, batch.used_ms, folder)
@@ -150,7 +151,7 @@ class StagedSpace:
         for folder in batch_folders(self._disk, self._root):
             for name in self._disk.names(folder):
                 size = self._disk.size(folder / name)
-                if size is not None:  # else it was committed meanwhile
+                if size is not None:  # otherwise it was committed in the meantime
                     self._count(folder, found, _counted(size), self._disk.written_ms(folder / name) or 0.0)
         for each in self._admitted:
             coming = max(0, _counted(each.size) - _counted(self._disk.size(each.path)))
@@ -160,7 +161,7 @@ class StagedSpace:
         self._looked_at = self._clock.monotonic()
 
     def mark_used(self, folder: Path) -> None:
-        """The batch is about to be committed: it is not idle."""
+        """Mark a batch that is about to be committed as used."""
         with self._lock:
             batch = self._batches.get(folder)
             if batch is not None:

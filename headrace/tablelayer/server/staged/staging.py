@@ -1,16 +1,16 @@
-"""The staged chunks of batches that are not committed yet: files, one per attempt and bucket.
+"""The staged chunks of uncommitted batches: files, one per attempt and bucket.
 
-A task's rows are stored here as they come and go into the table when their writer commits (`commits.py`). A
-chunk is acknowledged when it is in its file, whole; what a crash leaves half written at a file's end was never
-acknowledged and is cut off. A chunk's number in its file makes a repeated request harmless.
+A task's rows are stored here as they arrive, and go into the table when their writer commits (`commits.py`). A chunk is
+acknowledged once its file has all of it; a partial chunk at a file's end, left by a crash, was never acknowledged and
+is cut off. A chunk's number in its file makes a repeated request harmless.
 
-Layout: `ROOT/<table id>/<writer>/<batch>/<attempt>.<bucket>`, writers by the hash of their name; of a partitioned
-table `<attempt>.<partition id>.<bucket>`, under the id of the whole table. A chunk is
-`int32 length of what follows, int32 CRC-32C of it, int16 number of target columns (-1: all), int32 each, batch`; of an
-update of rows that are there the number is -2 for all columns and less by as many as there are.
+Layout: `ROOT/<table id>/<writer>/<batch>/<attempt>.<bucket>`, where <writer> is a hash of the writer's name. In a
+partitioned table it is `<attempt>.<partition id>.<bucket>`, under the whole table's id. A chunk is `int32 length of the
+rest, int32 CRC-32C of the rest, int16 number of target columns (-1: all), int32 for each, batch`. In an update of
+existing rows the number is -2 for all columns, and -2 minus their number for some.
 
-A chunk that is stored durably survives a power cut with its file's name and those of the folders above it, up to the
-area's `base`, which was there before. Blocking: called in executor threads, for one attempt by one thread at a time.
+A durable chunk survives a power failure together with the names of its file and of the folders above it, up to the
+area's `base`, which existed before. Blocking: called in executor threads, by one thread at a time for each attempt.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _UPDATE = -2
 
 
 class Chunk(ClientWrite, frozen=True):
-    """A write that is staged."""
+    """A staged write."""
 
     def head(self) -> bytes:
         """Return the bytes before the batch in a file."""
@@ -58,7 +58,7 @@ class Chunk(ClientWrite, frozen=True):
 
     @classmethod
     def of(cls, body: bytes) -> Chunk:
-        """The inverse of `head` and the batch behind it."""
+        """Return the chunk of `head` and the batch behind it."""
         (count,) = _COUNT.unpack_from(body)
         update = count <= _UPDATE
         if update:
@@ -70,7 +70,7 @@ class Chunk(ClientWrite, frozen=True):
 
 
 class _Tail(msgspec.Struct):
-    """Where a file goes on, and where its last chunk begins."""
+    """The end of a file, and the start of its last chunk."""
 
     count: int
     size: int
@@ -78,18 +78,18 @@ class _Tail(msgspec.Struct):
 
 
 def writer_key(writer: str) -> str:
-    """A writer's name as a name of files and nodes."""
+    """Return a writer's name for files and nodes: a hash."""
     return hashlib.sha256(writer.encode()).hexdigest()[:32]
 
 
 def check_key(key: str) -> None:
-    """Raises TableError(INVALID_ROW) for a key that `writer_key` never returns."""
+    """Raise TableError(INVALID_ROW) for a key that `writer_key` never returns."""
     if not _KEY.fullmatch(key):
         raise TableError(TableErrorCode.INVALID_ROW, f"{key!r:.100} is not the key of a writer")
 
 
 def check_names(writer: str, batch_id: int, attempts: Sequence[str]) -> None:
-    """Raises TableError(INVALID_ROW) for names that cannot be stored."""
+    """Raise TableError(INVALID_ROW) for names that cannot be stored."""
     if not writer or len(writer) > 200:
         raise TableError(
             TableErrorCode.INVALID_ROW, f"a writer's name has 1 to 200 characters, not {len(writer)}"
@@ -104,8 +104,8 @@ def check_names(writer: str, batch_id: int, attempts: Sequence[str]) -> None:
 
 
 class StagingArea:
-    """All staged chunks of a server. `base` is a folder above `root` whose own name is on the disk; by default the
-    one that `root` is in. The ports are the system's own where none is given."""
+    """All staged chunks of a server. `base` is a folder above `root` whose own name is durable; the default is the
+    folder that `root` is in. Without ports the system's own are used."""
 
     def __init__(
         self, root: Path, base: Path | None = None, disk: Disk | None = None, clock: Clock | None = None
@@ -116,24 +116,24 @@ class StagingArea:
         self._base = root.parent if base is None else base
         self._tails: dict[Path, _Tail] = {}
         self._named: set[Path] = set()
-        """Files and folders whose names are on the disk."""
+        """Files and folders whose names are durable."""
         self._folders = threading.Lock()
-        """While a file comes into its folder, a batch is marked as used, or a folder goes because it is not used."""
+        """Held while a file is added to its folder, a batch is marked as used, or an unused folder is removed."""
         self._written = Counter[Path]()
-        """Folders of batches, with how many chunks are being written to them."""
+        """Folders of batches, with the number of chunks that are being written to them."""
 
     def path(self, table_id: UUID, writer: str, batch_id: int, attempt: str, place: Place) -> Path:
         return self.path_of_key(table_id, writer_key(writer), batch_id, attempt, place)
 
     def path_of_key(self, table_id: UUID, key: str, batch_id: int, attempt: str, place: Place) -> Path:
-        """`path` of a writer by its `writer_key`."""
+        """Return the `path` of a writer by its `writer_key`."""
         return self._root / str(table_id) / key / str(batch_id) / f"{attempt}.{place.text}"
 
     def append(self, path: Path, number: int, chunk: Chunk, *, durable: bool) -> None:
-        """Store a chunk as number `number` of its file; nothing is done if it is there already.
+        """Store a chunk as number `number` of its file; do nothing if the file already has it.
 
-        Raises KafkaError(OUT_OF_ORDER_SEQUENCE_NUMBER) if one before it is missing, KAFKA_STORAGE_ERROR if the
-        disk does not take it.
+        Raises KafkaError(OUT_OF_ORDER_SEQUENCE_NUMBER) if an earlier chunk is missing, KAFKA_STORAGE_ERROR if the disk
+        fails.
         """
         try:
             tail = self._tail(path)
@@ -149,7 +149,7 @@ class StagingArea:
             crc = crc32c.crc32c(chunk.batch, crc32c.crc32c(head))
             with self._appending(path, tail) as file:
                 if file.size() > tail.size:
-                    file.truncate(tail.size)  # what a failed or interrupted append left
+                    file.truncate(tail.size)  # the rest of a failed or interrupted append
                 file.write([_PREFIX.pack(size, crc) + head, chunk.batch], tail.size)
                 if durable:
                     file.sync()
@@ -162,13 +162,13 @@ class StagingArea:
 
     @contextmanager
     def _appending(self, path: Path, tail: _Tail) -> Iterator[DiskFile]:
-        """The file, whose batch is in use from before it is opened until it was written. Raises OSError, and
-        KafkaError if what `tail` says went meanwhile."""
+        """Open the file, and mark its batch as in use until the block ends. Raises OSError, and KafkaError if `tail` is
+        outdated."""
         with self._folders:
             if tail.count and self._tails.get(path) is not tail:
                 raise KafkaError(
                     ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-                    f"what was staged as {path.name} is gone: it was not used for long; begin a new attempt",
+                    f"the rows staged as {path.name} were removed after a long idle time; begin a new attempt",
                 )
             if not tail.count:
                 self.disk.make_directory(path.parent)
@@ -191,12 +191,12 @@ class StagingArea:
         self._named.update(new)
 
     def places(self, table_id: UUID, writer: str, batch_id: int, attempt: str) -> list[Place]:
-        """Return the places that an attempt has staged chunks for."""
+        """Return the places for which an attempt has staged chunks."""
         folder = self._root / str(table_id) / writer_key(writer) / str(batch_id)
         return [Place.from_text(name.removeprefix(f"{attempt}.")) for name in self._names(folder, attempt)]
 
     def of_place(self, table_id: UUID, place: Place) -> list[tuple[str, int, str]]:
-        """Return the files that are staged for a place: key of the writer, batch and attempt of each."""
+        """Return the writer's key, batch and attempt of each file that is staged for a place."""
         found, ends, root = list[tuple[str, int, str]](), f".{place.text}", self._root / str(table_id)
         for key in self.disk.directories(root):
             for batch in self.disk.directories(root / key):
@@ -208,13 +208,13 @@ class StagingArea:
         return [name for name in self.disk.names(folder) if name.startswith(f"{attempt}.")]
 
     def count(self, path: Path) -> int:
-        """Return how many whole chunks a file has; 0 if there is no file."""
+        """Return the number of complete chunks in a file; 0 if there is no file."""
         return self._tail(path).count
 
     def counts(
         self, table_id: UUID, writer: str, batch_id: int, attempts: Sequence[str]
     ) -> dict[str, dict[Place, int]]:
-        """Return how many whole chunks there are, by attempt and place."""
+        """Return the number of complete chunks by attempt and place."""
         return {
             attempt: {
                 place: self.count(self.path(table_id, writer, batch_id, attempt, place))
@@ -224,11 +224,11 @@ class StagingArea:
         }
 
     def read(self, path: Path) -> Iterator[Chunk]:
-        """The whole chunks of a file, one at a time in memory."""
+        """Yield the complete chunks of a file, one at a time in memory."""
         yield from (chunk for _, chunk in self._read(path, 0))
 
     def last(self, path: Path) -> tuple[int, Chunk] | None:
-        """The last whole chunk of a file, with its number; read alone where it is known where it begins."""
+        """Return the last complete chunk of a file with its number; only this one is read if its position is known."""
         tail = self._tails.get(path)
         if tail is not None:
             found = next(self._read(path, tail.last), None)
@@ -237,7 +237,7 @@ class StagingArea:
         return chunks[0] if chunks else None
 
     def _read(self, path: Path, position: int) -> Iterator[tuple[int, Chunk]]:
-        """Whole chunks from a position on, each with its own."""
+        """Yield complete chunks from a position on, each with its own position."""
         try:
             file = self.disk.open_read_only(path)
         except FileNotFoundError:
@@ -267,17 +267,17 @@ class StagingArea:
         return found
 
     def mark_used(self, folder: Path) -> None:
-        """A batch, by its folder, is about to be committed: `drop_abandoned` leaves it."""
+        """Mark a batch, by its folder, as used, because it is about to be committed: `drop_abandoned` leaves it."""
         with self._folders:
             for name in self.disk.names(folder):
-                with suppress(FileNotFoundError):  # an attempt that was given up goes at any time
+                with suppress(FileNotFoundError):  # a cancelled attempt can be removed at any time
                     self.disk.touch(folder / name)
                     break
 
     # -- removing ------------------------------------------------------------------------------------------
 
     def drop_attempts(self, table_id: UUID, writer: str, batch_id: int, attempts: Sequence[str]) -> None:
-        """Forget what these attempts have staged."""
+        """Remove the chunks of these attempts."""
         folder = self._root / str(table_id) / writer_key(writer) / str(batch_id)
         for attempt in attempts:
             for path in [folder / name for name in self._names(folder, attempt)]:
@@ -286,7 +286,7 @@ class StagingArea:
                 self._named.discard(path)
 
     def drop_batches(self, table_id: UUID, writer: str, up_to: int) -> None:
-        """Forget what a writer has staged for batches up to this one."""
+        """Remove a writer's chunks of batches up to this one."""
         folder = self._root / str(table_id) / writer_key(writer)
         if not self.disk.is_directory(folder):
             return
@@ -301,15 +301,15 @@ class StagingArea:
         self._remove(self._root / str(table_id))
 
     def drop_abandoned(self, older_than_s: float, kept: set[tuple[str, str, int]]) -> int:
-        """Remove batches that had no new chunk for so long; return how many.
+        """Remove batches that had no new chunk for `older_than_s`; return their number.
 
-        Those in `kept` (table id, writer key, batch) stay: they are decided and will be applied.
+        Batches in `kept` (table id, writer key, batch) stay: they are decided and will be applied.
         """
         removed = 0
         oldest = self.clock.time_ms() - 1000 * older_than_s
         for folder in list(batch_folders(self.disk, self._root)):
             table_id, writer, batch = folder.parts[-3:]
-            with self._folders:  # no writer begins to use it between the look and the removal
+            with self._folders:  # so that no writer begins to use it between the check and the removal
                 files = [folder / name for name in self.disk.names(folder)]
                 newest = max(self.disk.written_ms(path) or 0.0 for path in (folder, *files))
                 is_used = folder in self._written or (table_id, writer, int(batch)) in kept
@@ -319,7 +319,7 @@ class StagingArea:
         return removed
 
     def tables(self) -> list[UUID]:
-        """Tables that something is staged for."""
+        """Return the tables with staged chunks."""
         return [UUID(name) for name in self.disk.directories(self._root)]
 
     @property
@@ -327,7 +327,7 @@ class StagingArea:
         return self._root
 
     def drop_batch(self, folder: Path) -> None:
-        """Forget all attempts of a batch, given by the folder that their files are in."""
+        """Remove all attempts of a batch, by the folder of their files."""
         self._remove(folder)
 
     def _remove(self, folder: Path) -> None:
@@ -338,7 +338,7 @@ class StagingArea:
 
 
 def batch_folders(disk: Disk, root: Path) -> Iterator[Path]:
-    """The folders of all batches of a staging area."""
+    """Yield the folders of all batches of a staging area."""
     for table in disk.directories(root):
         for writer in disk.directories(root / table):
             for batch in disk.directories(root / table / writer):

@@ -1,4 +1,4 @@
-"""The tables and buckets that staged rows are for."""
+"""The tables and buckets of staged rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class StagedTables:
     """Finds tables by id and buckets by place.
 
-    `definition_of` raises TableError(TABLE_NOT_FOUND); `bucket_of` raises for a bucket that is not led here.
+    `definition_of` raises TableError(TABLE_NOT_FOUND); `bucket_of` raises if this broker does not lead the bucket.
     """
 
     def __init__(
@@ -30,11 +30,11 @@ class StagedTables:
         self.bucket = bucket_of
 
     def checked(self, definition: TableDefinition, place: Place) -> TableDefinition:
-        """Return the table that has a place's bucket: `definition`, or the partition of it. Raises TableError."""
+        """Return the table with a place's bucket: `definition`, or its partition. Raises TableError."""
         if not place.is_of_partition:
             if definition.is_partitioned:
                 raise TableError(
-                    TableErrorCode.PARTITION_NEEDED, f"{definition.path} is partitioned: say which partition"
+                    TableErrorCode.PARTITION_NEEDED, f"{definition.path} is partitioned: name the partition"
                 )
             return definition
         partition = self.definition(place.partition_id)
@@ -46,16 +46,16 @@ class StagedTables:
         return partition
 
     def found(self, definition: TableDefinition, place: Place) -> TableDefinition | None:
-        """Return the table that has a place's bucket; None for a partition that was dropped."""
+        """Return the table with a place's bucket; None for a dropped partition."""
         return self._partition(place.partition_id) if place.is_of_partition else definition
 
     def topic(self, definition: TableDefinition, place: Place) -> str | None:
-        """Return the topic that has a place's bucket; None for a partition that was dropped."""
+        """Return the topic with a place's bucket; None for a dropped partition."""
         found = self.found(definition, place)
         return None if found is None else found.path.topic
 
     def places(self, definition: TableDefinition, ledger: Ledger) -> list[Place]:
-        """Return the buckets that the batch may have rows for, without those of dropped partitions."""
+        """Return the buckets for which the batch may have rows, without those of dropped partitions."""
         if not definition.is_partitioned:
             return [bucket_of_table(bucket) for bucket in range(definition.bucket_count)]
         partitions = [(each, self._partition(each)) for each in ledger.partitions]

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 _RETRY_SECONDS: Final = 0.05
 _PLACES_AT_ONCE: Final = 32
-"""Buckets that are written at the same time, each with two chunks in memory."""
+"""Number of buckets that are written at the same time, each with two chunks in memory."""
 _TIMEOUT_MS: Final = 30_000
 
 
 class DecidedBatches:
-    """Writes batches whose decision is in the coordination store. On the event loop."""
+    """Writes batches whose decision is stored in the coordination store. Runs on the event loop."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class DecidedBatches:
     async def write(self, definition: TableDefinition, ledger: Ledger) -> Ledger:
         """Write a decided batch and return the ledger after it.
 
-        Raises TableError STAGED_ROWS_MISSING, or what a bucket raises; the ledger says then how far it came.
+        Raises TableError STAGED_ROWS_MISSING, or a bucket's error; the ledger then has the progress.
         """
         table_id, written = definition.id, dict(ledger.written)
         places = self._tables.places(definition, ledger)
@@ -79,9 +79,9 @@ class DecidedBatches:
         return done
 
     async def _check_kept(self, definition: TableDefinition, ledger: Ledger, places: Sequence[Place]) -> None:
-        """Raise TableError STAGED_ROWS_MISSING unless all chunks that were decided are still there.
+        """Raise TableError STAGED_ROWS_MISSING unless all decided chunks still exist.
 
-        Raises KafkaError if a broker that is away may have those that are missing.
+        Raises KafkaError if a broker that is not alive may have the missing chunks.
         """
         if ledger.chunks is None:
             return
@@ -98,15 +98,15 @@ class DecidedBatches:
                 raise KafkaError(
                     ErrorCode.LEADER_NOT_AVAILABLE,
                     f"batch {ledger.batch_id} of {ledger.writer} is decided with {decided} staged chunks for bucket"
-                    f" {place.text}, of which {there} are here; broker {away[0]}, which may have the others,"
-                    " is away",
+                    f" {place.text}, but only {there} are here; broker {away[0]}, which may have the rest,"
+                    " does not answer",
                 )
             raise ledger.rows_missing(place, there, decided)
 
     async def _write_places(
         self, definition: TableDefinition, ledger: Ledger, places: Sequence[Place], written: dict[Place, int]
     ) -> BaseException | None:
-        """Write all places, whatever becomes of the others; return the first failure."""
+        """Write all places, even if some fail; return the first failure."""
         gate = asyncio.Semaphore(_PLACES_AT_ONCE)
 
         async def write(place: Place) -> None:
@@ -119,7 +119,7 @@ class DecidedBatches:
     async def _write_place(
         self, definition: TableDefinition, ledger: Ledger, place: Place, written: dict[Place, int]
     ) -> None:
-        """As `_write_bucket`; a partition that is dropped meanwhile is not a failure."""
+        """Write one place like `_write_bucket`; a partition that is dropped meanwhile is not a failure."""
         found = self._tables.found(definition, place)
         if found is None:
             return
@@ -137,16 +137,14 @@ class DecidedBatches:
         place: Place,
         written: dict[Place, int],
     ) -> None:
-        """Write the chunks for one place, a bucket of `definition`, that are not there yet; count all in `written`.
-
-        The broker that leads the bucket does so.
-        """
+        """Have the bucket's leader write the missing chunks for one place, a bucket of `definition`; count all in
+        `written`."""
         leader = self._others.leader_of(definition.path.topic, place)
         if leader is not None:
             if ledger.chunks_for(place, otherwise=1):
                 await self._others.apply(leader, table_id, ledger.to_json(), place, written)
             return
-        # The producer id is the ledger's alone, so any source partition will do.
+        # Only the ledger uses the producer id, so any source partition is right.
         producer_id = forwarded_producer_id(ledger.producer_id, 0)
         chunks = self._chunks_of(table_id, ledger, place)
         number, noted = 0, written.get(place, 0)
@@ -154,7 +152,7 @@ class DecidedBatches:
         while chunk is not None:
             following_chunk = await self._services.run(next, chunks, None)
             if number >= noted:
-                # Only the last one is waited for: it is visible after those before it.
+                # Wait for the last chunk only: it becomes visible after the earlier ones.
                 acks = 1 if following_chunk is not None else -1
                 writer = Writer(producer_id, 0, ledger.sequence(number), 1)
                 await self._write_chunk(definition, place.bucket, chunk, writer, acks)
@@ -165,10 +163,10 @@ class DecidedBatches:
             return
         if self._others.are_none:
             raise ledger.rows_missing(place, number, decided)
-        # This broker leads the bucket since the decision; a commit that is asked for again gives it what it lacks.
+        # This broker became the leader after the decision; a repeated commit gives it the missing chunks.
         raise KafkaError(
             ErrorCode.LEADER_NOT_AVAILABLE,
-            f"{number} of {decided} staged chunks for bucket {place.text} are here yet",
+            f"{number} of {decided} staged chunks for bucket {place.text} have arrived; commit again",
         )
 
     def _chunks_of(self, table_id: UUID, ledger: Ledger, place: Place) -> Iterator[Chunk]:
@@ -187,14 +185,14 @@ class DecidedBatches:
             except TableError as error:
                 if not error.retriable:
                     raise
-                await asyncio.sleep(_RETRY_SECONDS)  # the buffer is full; it empties by itself
+                await asyncio.sleep(_RETRY_SECONDS)  # the buffer is full, and will empty
             else:
                 return
 
     async def apply(self, table_id: UUID, data: bytes, place: Place, noted: int) -> int:
-        """Write the chunks of a batch that another broker has decided, for a bucket that this one leads.
+        """Write the chunks of a batch that another broker has decided, for a bucket that this broker leads.
 
-        `noted` chunks are known to be written; return how many are now. Raises what a bucket raises, and
+        `noted` chunks are known to be written; return their number afterwards. Raises a bucket's error, and
         KafkaError(NOT_LEADER_OR_FOLLOWER).
         """
         ledger = Ledger.from_broker(data)
@@ -204,8 +202,6 @@ class DecidedBatches:
         written = {place: noted}
         async with self._ledgers.lock(table_id, f"{ledger.writer}\0{place.text}"):
             if self._others.leader_of(definition.path.topic, place) is not None:
-                raise KafkaError(
-                    ErrorCode.NOT_LEADER_OR_FOLLOWER, f"bucket {place.text} is led by another broker"
-                )
+                raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"bucket {place.text} has another leader")
             await self._write_bucket(table_id, definition, ledger, place, written)
         return written[place]

@@ -1,1 +1,1 @@
-"""The state of a primary-key table's bucket: stored rows, copies of them elsewhere, and which to go on with."""
+"""The state of a primary-key table's bucket: stored rows, copies and snapshots of them, and recovery."""

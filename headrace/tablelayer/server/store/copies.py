@@ -1,8 +1,8 @@
-"""Key-value stores that are copied from one broker to another, for a replica whose log does not reach back far enough.
+"""Copies of key-value stores from one broker to another, for a replica whose log does not reach back far enough.
 
-Who has a store (a leader, or a standby) makes a checkpoint of it beside it, hard links mostly, and gives it away in
-pieces; it goes when it was given, when nobody has asked for a while, or at the next start. Who copies puts the pieces
-into a folder of its own, which becomes the bucket's store when all of it is there and on the disk.
+A broker with a store (a leader, or a standby) makes a checkpoint beside it, mostly of hard links, and sends it in
+pieces. The checkpoint is removed when it was sent, when no request came for a while, or at the next start. The receiver
+writes the pieces into a separate folder, which becomes the bucket's store once it is complete and durable.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 PIECE_BYTES: Final = 1 << 20
 IDLE_SECONDS: Final = 60.0
 COPIES_MAX: Final = 8
-"""Given away at a time: each holds the space of files that the store itself has merged meanwhile."""
+"""Maximum number of concurrent copies: each keeps the space of files that the store has merged in the meantime."""
 MAKE_SECONDS: Final = 120.0
 _CHANNEL: Final = "store-copies"
 _NONE: Final = UUID(int=0)
 
 
 class Workers(recovery.Workers, Protocol):
-    """Where it is done, and the broker whose it is."""
+    """The threads for the work, and the broker's context."""
 
     store_disk: Disk
     context: BrokerContext
 
 
 class NoCopyError(Exception):
-    """Nobody gives a store that could be gone on with; somebody may later."""
+    """No broker has a usable store now; one may have it later."""
 
 
 class _Copy(msgspec.Struct):
@@ -53,7 +53,7 @@ class _Copy(msgspec.Struct):
 
 
 class StoreCopies:
-    """The copies that a broker gives away. On the event loop."""
+    """The copies that a broker sends. Runs on the event loop."""
 
     def __init__(self, services: Workers) -> None:
         self._services = services
@@ -62,8 +62,11 @@ class StoreCopies:
     async def make(
         self, directory: Path, checkpoint: Callable[[Path], Awaitable[None]]
     ) -> tuple[UUID, list[m.CopiedFile]]:
-        """Of the store in `directory`, which `checkpoint` puts into the folder that it is given; none if it cannot now.
-        Raises KafkaError."""
+        """Copy the store in `directory`: `checkpoint` puts it into the folder that it is given. Return the copy's id
+        and files.
+
+        Raises KafkaError, also if there is no store now.
+        """
         if len(self._copies) >= COPIES_MAX:
             raise KafkaError(
                 ErrorCode.THROTTLING_QUOTA_EXCEEDED,
@@ -81,7 +84,7 @@ class StoreCopies:
             raise
         if not files:
             await self.done(copy_id)
-            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "there is no store to copy here now")
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "this broker has no store to copy now")
         copy.names = frozenset(file.name for file in files)
         self._keep(copy_id, copy)
         return copy_id, files
@@ -92,13 +95,13 @@ class StoreCopies:
         copy.ends = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._idle, copy_id)
 
     def _idle(self, copy_id: UUID) -> None:
-        self._services.context.background.start(self.done(copy_id), "a copy of a store that nobody fetches")
+        self._services.context.background.start(self.done(copy_id), "an unused copy of a store")
 
     async def read(self, copy_id: UUID, name: str, position: int) -> bytes:
-        """Raises KafkaError."""
+        """Return a piece of a file of a copy. Raises KafkaError."""
         copy = self._copies.get(copy_id)
         if copy is None or name not in copy.names or position < 0:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, f"there is no such piece of a store as {name!r:.100}")
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"the copy of a store has no piece {name!r:.100}")
         self._keep(copy_id, copy)
         return await self._services.run(_piece, self._services.store_disk, copy.folder / name, position)
 
@@ -136,8 +139,9 @@ async def copy_store(
     least_offset: int,
     is_over: Callable[[], bool],
 ) -> KeyValueStore:
-    """The store in `directory`, copied from the first of these brokers that has one with at least this offset.
-    `is_over`: nobody wants it any more. Raises NoCopyError, OSError.
+    """Copy a store into `directory` from the first of these brokers that has it up to `least_offset`; return it.
+
+    `is_over` returns True once the store is no longer needed. Raises NoCopyError, OSError.
     """
     disk, reasons = services.store_disk, []
     for broker in brokers:
@@ -156,9 +160,11 @@ async def copy_store(
             continue
         if store.applied_offset >= least_offset:
             return store
-        reasons.append(f"broker {broker} has it up to offset {store.applied_offset}, not to {least_offset}")
+        reasons.append(
+            f"broker {broker} has it up to offset {store.applied_offset}, but {least_offset} is needed"
+        )
         await services.run(store.destroy)
-    raise NoCopyError("no other broker gives its store: " + ("; ".join(reasons) or "there is none to ask"))
+    raise NoCopyError("no other broker has a usable store: " + ("; ".join(reasons) or "there is none to ask"))
 
 
 async def _fetch(
@@ -178,11 +184,11 @@ async def _fetch(
         await services.run(_empty, disk, folder)
         for file in made.files:
             if not file.name or "/" in file.name or file.name.startswith("."):
-                raise KafkaError(ErrorCode.INVALID_REQUEST, f"{file.name!r:.100} is no file of a store")
+                raise KafkaError(ErrorCode.INVALID_REQUEST, f"{file.name!r:.100} is not a file of a store")
             position = 0
             while position < file.size:
                 if is_over():
-                    raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "nobody wants it any more")
+                    raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the copy is no longer needed")
                 piece = await ask(copy_id=made.copy_id, file=file.name, position=position)
                 if not piece.data:
                     raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"{file.name} ends at {position}")
@@ -196,7 +202,7 @@ async def _let_go(ask: Callable[..., Awaitable[object]], copy_id: UUID) -> None:
     try:
         await ask(copy_id=copy_id, done=True)
     except (PeerLostError, KafkaError):
-        return  # it goes by itself
+        return  # the other broker removes it after a while
 
 
 def _empty(disk: Disk, folder: Path) -> None:

@@ -1,10 +1,10 @@
-"""The first rows of a store, remembered from one limit scan to the next until a write touches them: RocksDB's iterators
-may wait for a disk, so that the event loop may not ask them, and nobody can tell beforehand.
+"""The first rows of a store, kept from one limit scan to the next until a write changes them.
 
-What is remembered is what the store holds now, whatever is written meanwhile. A reader remembers only what it read
-while no write was under way, nor has begun since (`begin`, `remember`); a write forgets what lies in its reach before
-it changes anything (`writing`). Of a process so many stores have one, of so many bytes each; the oldest goes first.
-May be used from any thread.
+RocksDB's iterators may wait for a disk, and this cannot be known beforehand, so the event loop must not use them. The
+kept rows are always those that the store has now. A reader keeps only rows that it read while no write was running and
+none has begun since (`begin`, `remember`). A write removes kept rows in its key range before it changes anything
+(`writing`). The number of stores with kept rows, and their bytes, are limited per process; the oldest are removed
+first. Thread-safe.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 FIRST_ROWS_BYTES_MAX: Final = 64 << 10
-"""Of a store. What is larger is read, and made an answer of, in a thread."""
+"""Maximum size per store. More rows are read, and encoded, in a thread."""
 _STORES_MAX: Final = 256
 
 
@@ -27,7 +27,7 @@ class _Found(msgspec.Struct, frozen=True):
 
 
 class Remembered:
-    """Which stores of a process have something remembered."""
+    """The stores of a process that have kept rows."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -35,10 +35,10 @@ class Remembered:
 
 
 class FirstRows:
-    """Of one store, in which one thread at a time writes."""
+    """The kept rows of one store, in which one thread at a time writes."""
 
     def __init__(self, remembered: Remembered, prefix: bytes) -> None:
-        """Keys of rows begin with `prefix`; others are below."""
+        """Create it. Keys of rows begin with `prefix`; other keys are lower."""
         self._remembered = remembered
         self._prefix = prefix
         self._found: _Found | None = None
@@ -46,19 +46,20 @@ class FirstRows:
         self._is_writing = False
 
     def values(self, count: int) -> list[bytes] | None:
-        """The values of at most `count` rows, the first in key order; None: the store has to be asked."""
+        """Return the values of at most `count` first rows in key order; None if the store must be read."""
         found = self._found
         if found is None or (len(found.values) < count and found.last is not None):
             return None
         return found.values[:count]
 
     def begin(self) -> int | None:
-        """Before the first rows are read: what `remember` needs. None: they need not be remembered."""
+        """Return the argument for `remember`, before rows are read; None if they must not be kept."""
         with self._remembered.lock:
             return None if self._is_writing else self._writes
 
     def remember(self, begun: int, values: list[bytes], last: bytes | None) -> None:
-        """The rows that were read since `begin`, and the key of the last; None: there are no others in the store."""
+        """Keep the rows that were read since `begin`. `last` is the last row's key; None: the store has no further
+        rows."""
         if sum(map(len, values)) > FIRST_ROWS_BYTES_MAX:
             return
         with self._remembered.lock:
@@ -80,7 +81,7 @@ class FirstRows:
 
     @contextmanager
     def writing(self, groups: Sequence[tuple[Sequence[bytes], Sequence[bytes | None]]]) -> Iterator[None]:
-        """While these keys are written, or deleted."""
+        """Context of a write or delete of these keys."""
         with self._remembered.lock:
             self._is_writing = True
             self._writes += 1

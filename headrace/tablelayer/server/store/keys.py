@@ -1,4 +1,4 @@
-"""Keys as a client sends them: rows of columns of the primary key."""
+"""Keys that a client sends: rows with columns of the primary key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.tablelayer.server.store.kv import KeyValueStore
 def key_rows(
     schema: Schema, names: tuple[str, ...], keys: memoryview, keys_max: int, bytes_max: int | None = None
 ) -> pa.RecordBatch:
-    """The keys, of these columns, which are the first of the primary key. Raises TableError(INVALID_KEY)."""
+    """Return the keys; their columns are the first of the primary key. Raises TableError(INVALID_KEY)."""
     try:
         rows = decode_ipc(
             keys, schema.key_arrow(len(names)), untrusted=True, rows_max=keys_max, bytes_max=bytes_max
@@ -28,6 +28,6 @@ def key_rows(
 
 
 def absent_keys(store: KeyValueStore, schema: Schema, keys: memoryview, keys_max: int) -> pa.RecordBatch:
-    """Those of the keys that are not there, in the primary key's columns. Raises TableError(INVALID_KEY)."""
+    """Return the keys that are absent, in the primary key's columns. Raises TableError(INVALID_KEY)."""
     rows = key_rows(schema, schema.primary_key, keys, keys_max)
     return rows.filter(pa.array(store.absent(row_keys(schema, rows).to_pylist()), pa.bool_()))

@@ -1,14 +1,15 @@
-"""The key-value store of one bucket: RocksDB, whose write-ahead log is the bucket's own log.
+"""The key-value store of one bucket: RocksDB, with the bucket's own log as its write-ahead log.
 
-Every write carries the offset up to which the log has been applied and the number of rows, in the same atomic
-batch as the rows, in one column family. So whatever of RocksDB's memory is lost in a crash, what is found
-afterwards is the state at some applied offset, exactly; the log from there on gives the rest.
+Every write has, in the same atomic batch as the rows and in one column family, the offset up to which the log is
+applied, and the number of rows. So after a crash, whatever RocksDB has lost from memory, the store is exactly the state
+at some applied offset, and the log from there on has the rest.
 
-The store of a bucket that was never written to has no files: they are made with its first write (`unmade`), so that a
-table of thousands of buckets costs what its rows cost.
+The store of a bucket that was never written to has no files: the first write creates them (`unmade`), so that a table
+of thousands of buckets costs what its rows cost.
 
-Keys of rows begin with byte 01 (`ROW_PREFIX`, put there by the key encoding), the one key of metadata is 00.
-Blocking: called in executor threads. Writes come from one thread at a time, reads from any.
+Keys of rows begin with byte 01 (`ROW_PREFIX`, from the key encoding); the one key of metadata is 00.
+
+Blocking: called in executor threads. One thread at a time writes; any thread may read.
 """
 
 from __future__ import annotations
@@ -50,24 +51,25 @@ from headrace.tablelayer.server.store.first_rows import FirstRows, Remembered
 
 ROW_PREFIX = b"\x01"
 _READ_TOGETHER = 16
-"""Keys; as many rows are read before somebody looks how large they are."""
+"""Number of keys: that many rows are read before their sizes are checked."""
 _LOOKED_UP_TOGETHER = 64
-"""The same where those before tell that there is room: each call takes the interpreter's lock once."""
+"""The same if earlier rows show that there is room: each call takes the interpreter lock once."""
 _HALVED_FROM = 1024
-"""Keys of a lookup that two threads read, each a half: RocksDB takes milliseconds for them, and needs no interpreter.
-For writes, which are many at a time, it would cost more than it gains."""
+"""Number of keys from which two threads share a lookup: RocksDB takes milliseconds for them, without the interpreter
+lock. For writes, many of which run at a time, it would cost more than it gains."""
 _COLUMN_FAMILY = "default"
 _META_KEY = b"\x00"
 _META = Struct("<Bqq")
 _META_VERSION = 1
 _STALL_PAUSE_SECONDS = 0.002
 _STALL_PAUSE_SECONDS_MAX = 0.1
-_STALL_SECONDS_MAX = 60.0  # a replay that is held back for longer has a disk that does not work
+_STALL_SECONDS_MAX = 60.0  # a replay that stalls for longer has a failing disk
 _SIZE_PROPERTIES = ("rocksdb.live-sst-files-size", "rocksdb.size-all-mem-tables")
 _BLOOM_BITS = 10  # 1 % of the lookups of absent keys read a block
 _BLOCK_BYTES = 16 << 10  # batches of sorted keys meet in blocks of this size
 _BLOCK_HASH_RATIO = 0.75  # RocksDB's own advice
-_MADE_BYTES_MIN = 16 << 20  # a piece of a scan may take so much in Arrow's form, however little was asked for
+# a piece of a scan may take this much in Arrow's form, however little is requested
+_MADE_BYTES_MIN = 16 << 20
 _MEMTABLE_BYTES_MIN = 512 << 10
 _MEMTABLE_BLOOM_RATIO = 0.02  # of a memtable: 320 KiB, enough for 250,000 keys
 
@@ -81,8 +83,9 @@ class StoreInUseError(Exception):
 
 
 class SharedMemory:
-    """What all stores of a process share: the block cache, the budget of memtables, and the ports, which are the
-    system's own where none is given. `disk` is where RocksDB has its files.
+    """The objects that all stores of a process share: the block cache, the memtable budget, and the ports.
+
+    Without ports the system's own are used. `disk` is RocksDB's disk.
     """
 
     def __init__(
@@ -103,8 +106,10 @@ class SharedMemory:
         self.first_rows = Remembered()
 
     def options(self, stores: int = 1) -> Any:
-        """For one of so many stores that are written to together: a memtable is no larger than its share, since its
-        Bloom filter and its first block are there from the beginning."""
+        """Return the options for one of `stores` stores that are written to together.
+
+        A memtable is not larger than its share, because its Bloom filter and first block are allocated at once.
+        """
         memtable_bytes = max(_MEMTABLE_BYTES_MIN, self.limits.memtables_bytes_max // stores)
         memtable_bytes = min(memtable_bytes, self.limits.memtable_bytes)
         options = Options(raw_mode=True)
@@ -128,49 +133,49 @@ class SharedMemory:
         blocks.set_block_size(_BLOCK_BYTES)
         blocks.set_data_block_index_type(
             DataBlockIndexType.binary_and_hash()
-        )  # a tenth less for a present key
+        )  # takes a tenth less time for a present key
         blocks.set_data_block_hash_ratio(_BLOCK_HASH_RATIO)
         options.set_block_based_table_factory(blocks)
         return options
 
 
 def is_damage(error: BaseException) -> bool:
-    """Whether RocksDB says that its files are not what it wrote."""
+    """Return whether an error means that RocksDB's files are damaged."""
     return isinstance(error, DamagedStoreError) or "Corruption:" in str(error)
 
 
 class StalledStoreError(Exception):
-    """RocksDB takes no writes for now: its files cannot be written as fast as they come, or not at all."""
+    """RocksDB accepts no writes for now: its files cannot be written as fast as new rows arrive, or not at all."""
 
 
 class DiskFullError(OSError):
-    """There is no space for the store's files. Nothing is lost: the same call may succeed later."""
+    """The disk has no space for the store's files. Nothing is lost: the same call may succeed later."""
 
     def __init__(self, text: str) -> None:
         super().__init__(errno.ENOSPC, text)
 
 
 def _raise_disk_full(error: Exception) -> None:
-    """Tell a full disk from RocksDB's other errors, which have no type of their own either."""
+    """Raise DiskFullError if RocksDB's error means a full disk; its errors have no types."""
     if "No space left" in str(error):
         raise DiskFullError(str(error)) from error
 
 
 class KeyValueStore:
-    """One open store. `applied_offset` is exclusive: the state is the log below it."""
+    """One open store. `applied_offset` is exclusive: the state is that of the log below it."""
 
     def __init__(
         self, database: Any, path: Path, memory: SharedMemory, make: Callable[[], Any] | None = None
     ) -> None:
-        """`database` None: `make` gives it when something is written."""
+        """Create it. If `database` is None, `make` opens it at the first write."""
         self.path = path
         self._memory = memory
         self.applied = (0, 0)
-        """(applied offset, number of rows): one value, so that who reads it beside a write has both of one moment."""
+        """(applied offset, number of rows) in one value, so that a concurrent reader gets both of the same moment."""
         self.durable_offset = 0
-        """The applied offset that is in files: what a crash cannot take away."""
+        """The applied offset that is in files, and survives a crash."""
         self.visible_offset = 0
-        """What a read may have seen: ahead of the applied offset while a write is under way."""
+        """The offset that a read may have seen: ahead of the applied offset during a write."""
         self._written_bytes = 0
         self._flushed_bytes = 0
         self._database = database
@@ -195,13 +200,15 @@ class KeyValueStore:
 
     @property
     def bytes_since_flush(self) -> int:
-        """0: all that is applied is durable, or will be by the flush that is under way."""
+        """Bytes that are applied but not flushed; 0 if a running flush covers them."""
         return self._written_bytes - self._flushed_bytes
 
     @classmethod
     def open(cls, path: Path, memory: SharedMemory, stores: int = 1) -> KeyValueStore:
-        """Open or create; see `SharedMemory.options` for `stores`. Raises DamagedStoreError when the files are no use,
-        StoreInUseError, DiskFullError, OSError."""
+        """Open or create a store; see `SharedMemory.options` for `stores`.
+
+        Raises DamagedStoreError if the files are unusable, StoreInUseError, DiskFullError, OSError.
+        """
         database = _open(path, memory, stores)
         try:
             return cls(database, path, memory)
@@ -214,7 +221,7 @@ class KeyValueStore:
 
     @classmethod
     def unmade(cls, path: Path, memory: SharedMemory, stores: int = 1) -> KeyValueStore:
-        """An empty store, whose files are made when something is written. There must be none yet."""
+        """Return an empty store whose files are created by the first write. There must be no files yet."""
         return cls(None, path, memory, lambda: _open(path, memory, stores))
 
     @property
@@ -222,7 +229,7 @@ class KeyValueStore:
         return self._database is not None
 
     def make(self) -> None:
-        """Make the files, if there are none yet. Raises DiskFullError, OSError."""
+        """Create the files if there are none. Raises DiskFullError, OSError."""
         if self._database is None:
             assert self._make is not None
             self._database = self._make()
@@ -232,14 +239,13 @@ class KeyValueStore:
         return self._database
 
     def get(self, keys: list[bytes]) -> list[bytes | None]:
-        """The value of each key, None where there is none. Sorted keys are found faster."""
+        """Return the value of each key, None if it is absent. Sorted keys are found faster."""
         if self._database is None:
             return [None] * len(keys)
         return self._database.get(keys) if keys else []
 
     def get_within(self, keys: Sequence[bytes], bytes_max: int) -> list[bytes | None]:
-        """The values of the first keys, until they are more than `bytes_max` together; then those of the others are not
-        read. Nearly as fast as `get`."""
+        """Return the values of the first keys, up to the one that exceeds `bytes_max`. Nearly as fast as `get`."""
         if len(keys) <= _READ_TOGETHER:
             return self.get(list(keys))
         values: list[bytes | None] = []
@@ -252,8 +258,11 @@ class KeyValueStore:
         return values
 
     def get_while(self, keys: Sequence[bytes], room: Room) -> list[bytes | None]:
-        """The values of the first keys, as many as there is room for. They are read one by one, and several at a time,
-        which takes a quarter less, where there is room for as many of the largest so far."""
+        """Return the values of the first keys, as many as fit.
+
+        They are read one by one, or several at a time (a quarter faster) if there is room for as many of the largest so
+        far.
+        """
         if self._database is None:
             return room.those_that_fit([None] * len(keys))
         values = room.those_that_fit(map(self._database.get, keys[:_READ_TOGETHER]))
@@ -276,7 +285,7 @@ class KeyValueStore:
         return values + self._while(rest, room, largest)
 
     def _while(self, keys: Sequence[bytes], room: Room, largest: int) -> list[bytes | None]:
-        """`largest`: of the rows so far."""
+        """Do the work of `get_while`; `largest` is the largest row so far, in bytes."""
         width, factor = room.cost.width, room.cost.expansion
         values: list[bytes | None] = []
         while len(values) < len(keys) and not room.is_full:
@@ -288,15 +297,14 @@ class KeyValueStore:
             if sum(sizes) > left:
                 values += room.those_that_fit(some)
                 continue
-            room.used += sum(sizes)  # what `room` would say, without a call for each row
+            room.used += sum(sizes)  # the sum that `room` would compute, without a call for each row
             values += some
         return values
 
     def _halves(
         self, keys: Sequence[bytes], read: Callable[[Sequence[bytes]], list[bytes | None]]
     ) -> list[bytes | None]:
-        """What `read` gives for the first half of the keys, and behind it for the second, which a thread beside this
-        one reads if it has nothing else to do."""
+        """Return the values of all keys; a helper thread reads the second half, unless it is busy."""
         rest = keys[len(keys) // 2 :]
         beside = self._memory.helper.submit(read, rest)
         try:
@@ -304,18 +312,20 @@ class KeyValueStore:
         finally:
             has_begun = not beside.cancel()
             if has_begun:
-                wait((beside,))  # the store is not to be closed before
+                wait((beside,))  # the store must not be closed before
         return values + (beside.result() if has_begun else read(rest))
 
     def absent(self, keys: Sequence[bytes]) -> list[bool]:
-        """Of each key whether there is no value."""
+        """Return, for each key, whether it is absent."""
         if self._database is None:
             return [True] * len(keys)
         return [value is None for value in map(self._database.get, keys)]
 
     def get_in_memory(self, keys: Sequence[bytes], bytes_max: int = sys.maxsize) -> list[bytes | None] | None:
-        """As `get` without reading from a disk, or None if that is not possible, or the values are more than
-        `bytes_max`. Microseconds a key."""
+        """Return what `get` returns without reading from a disk. Some microseconds for each key.
+
+        Returns None if that is not possible, or the values exceed `bytes_max`.
+        """
         values: list[bytes | None] = []
         if self._database is None:
             return [None] * len(keys)
@@ -338,15 +348,14 @@ class KeyValueStore:
     ) -> None:
         """Apply groups of (keys, values) in order, None deleting, and move to `applied_offset`, atomically.
 
-        Raises DiskFullError, or StalledStoreError when RocksDB has held writes back for `patience_seconds`; nothing has
-        changed then.
+        Raises DiskFullError, or StalledStoreError if RocksDB stalled for `patience_seconds`; then nothing has changed.
         """
 
         def fill(batch: WriteBatch) -> None:
             put, delete = batch.put, batch.delete
             for keys, values in groups:
                 if None not in values:
-                    deque(map(put, keys, values), maxlen=0)  # the loop without an interpreter: twice as fast
+                    deque(map(put, keys, values), maxlen=0)  # a loop without the interpreter: twice as fast
                     continue
                 for key, value in zip(keys, values, strict=True):
                     if value is None:
@@ -360,21 +369,21 @@ class KeyValueStore:
             with self._first_rows.writing(groups):
                 size = self._write(fill, patience_seconds)
         except Exception:
-            self.visible_offset = self.applied_offset  # a batch that fails has changed nothing
+            self.visible_offset = self.applied_offset  # a failed batch has changed nothing
             raise
         self.applied = applied_offset, row_count
         self._written_bytes += size  # after the offset: see `flush`
 
     def _write(self, fill: Callable[[WriteBatch], object], patience_seconds: float) -> int:
-        """Write a batch, as often as RocksDB holds writes back; its bytes. Raises what `write` does.
+        """Write a batch, again after each stall; return its bytes. Raises the errors of `write`.
 
-        RocksDB would wait inside of its own call, and no other thread of this process runs during that.
+        RocksDB would wait inside of its own call, which blocks all other threads of this process.
         """
         database = self._made()
         clock, pause = self._memory.clock, _STALL_PAUSE_SECONDS
         give_up_at = clock.monotonic() + patience_seconds
         while True:
-            batch = WriteBatch(raw_mode=True)  # a write uses it up
+            batch = WriteBatch(raw_mode=True)  # a write consumes it
             fill(batch)
             size: int = batch.size_in_bytes()
             try:
@@ -391,7 +400,7 @@ class KeyValueStore:
             pause = min(2 * pause, _STALL_PAUSE_SECONDS_MAX)
 
     def size_bytes(self) -> int:
-        """What the rows take in files and in memory. Microseconds; 0 for a store that is closed."""
+        """Return the size of the rows in files and in memory, in bytes; 0 for a closed store. Takes microseconds."""
         if self._database is None:
             return 0
         try:
@@ -400,11 +409,11 @@ class KeyValueStore:
             return 0
 
     def flush(self) -> None:
-        """Put what is in memory into files. Raises DiskFullError; what is in memory stays there then."""
+        """Write memory to files. Raises DiskFullError; the rows then stay in memory."""
         if self._database is None:
             return
         before, written = self._flushed_bytes, self._written_bytes
-        offset = self.applied_offset  # read last: it is of all that is counted, or of more
+        offset = self.applied_offset  # read last, so that it covers at least all counted bytes
         self._flushed_bytes = written
         try:
             self._database.flush(True)
@@ -415,13 +424,13 @@ class KeyValueStore:
         self.durable_offset = max(self.durable_offset, offset)
 
     def values_from(self, first: bytes, count: int) -> list[bytes]:
-        """The values of at most `count` rows from a key on, in key order."""
+        """Return the values of at most `count` rows from a key on, in key order."""
         if self._database is None:
             return []
         return list(itertools.islice(self._database.values(from_key=first), count))
 
     def values_while(self, first: bytes, count: int, room: Room) -> list[bytes]:
-        """As `values_from`, as many as there is room for. Small ones from the first row on are remembered."""
+        """Do the same as `values_from`, as many as fit. A few small first rows are kept in memory."""
         values: list[bytes] = []
         last: bytes | None = None
         if self._database is None:
@@ -440,11 +449,11 @@ class KeyValueStore:
         return values
 
     def first_in_memory(self, count: int) -> list[bytes] | None:
-        """The values of at most `count` rows, the first in key order, if they are remembered. Microseconds."""
+        """Return the values of at most `count` first rows in key order if they are kept, else None."""
         return [] if self._database is None else self._first_rows.values(count)
 
     def keys_from(self, first: bytes, last: bytes, count: int) -> list[bytes]:
-        """At most `count` keys from one up to another, in order."""
+        """Return at most `count` keys between two keys, in order."""
         found: list[bytes] = []
         if self._database is None:
             return found
@@ -455,16 +464,16 @@ class KeyValueStore:
         return found
 
     def remove(self, keys: Sequence[bytes]) -> None:
-        """Delete keys that no log knows of: what a crash brings back may be removed again."""
+        """Delete keys that are in no log: if a crash restores them, they may be removed again."""
         self._write(lambda batch: deque(map(batch.delete, keys), maxlen=0), _STALL_SECONDS_MAX)
 
     def values_by_prefix(
         self, prefixes: Sequence[bytes], room: Room, after: bytes | None = None
     ) -> tuple[list[int], list[bytes], bytes | None]:
-        """How many rows each of the first prefixes has, the values of all of them, each prefix in key order, as many as
-        there is room for, and the key of the last value if its prefix has more.
+        """Return (row counts, values, cursor) of the first prefixes, as many rows as fit, each prefix in key order.
 
-        `after`: such a key, of the first prefix, of which only the rows behind it count.
+        The cursor is the last value's key if its prefix has more rows, else None. `after` is such a cursor in the first
+        prefix; only rows behind it count.
         """
         if self._database is None:
             return [0] * len(prefixes), [], None
@@ -483,7 +492,7 @@ class KeyValueStore:
             while (key := key_here()) is not None and key.startswith(prefix):
                 value = value_here()
                 size = width + factor * len(value)
-                if size > left:  # what is counted here is what `room` would say, without a call for each row
+                if size > left:  # counted here as `room` would, without a call for each row
                     room.used = room.max_bytes - left
                     if not room.admits(value):
                         if len(values) > before:
@@ -494,7 +503,7 @@ class KeyValueStore:
                 last = key
                 go_on()
             if key is None:
-                iterator.status()  # the end of all rows, or of what can be read
+                iterator.status()  # raises if the iteration ended because of an error
             counts.append(len(values) - before)
         room.used = room.max_bytes - left
         return counts, values, None
@@ -503,8 +512,10 @@ class KeyValueStore:
         return StoreSnapshot(None if self._database is None else self._database.snapshot())
 
     def checkpoint(self, path: Path, memory: SharedMemory) -> tuple[int, int]:
-        """The store as it is now in files of its own, hard links mostly; `path` must not be there yet. They are the
-        state at one offset, which is given, with the number of rows."""
+        """Copy the present store to the new folder `path`, mostly as hard links.
+
+        Return the one offset and the number of rows of the copy.
+        """
         try:
             Checkpoint(self._made()).create_checkpoint(str(path))
             database = Rdict(str(path), memory.options(), access_type=AccessType.read_only())
@@ -516,11 +527,11 @@ class KeyValueStore:
         finally:
             database.close()
         offset, row_count = (0, 0) if meta is None else _decode_meta(meta)
-        self.durable_offset = max(self.durable_offset, offset)  # a checkpoint flushes
+        self.durable_offset = max(self.durable_offset, offset)  # creating a checkpoint flushes
         return offset, row_count
 
     def close(self) -> None:
-        """Flush and close. Closed in any case; DiskFullError: what was in memory is in the log only."""
+        """Flush and close, in any case. After DiskFullError only the log has the rows that were in memory."""
         try:
             self.flush()
         finally:
@@ -528,7 +539,7 @@ class KeyValueStore:
                 self._close()
 
     def abandon(self) -> None:
-        """Close what is damaged: what was in memory need not be in the files."""
+        """Close a damaged store; rows in memory need not be in its files."""
         with contextlib.suppress(Exception):
             self._close()
 
@@ -538,14 +549,16 @@ class KeyValueStore:
             self._database.close()
 
     def destroy(self) -> None:
-        """Close and remove the files, whatever state they are in."""
+        """Close, and remove the files, whatever state they are in."""
         self.abandon()
         self._memory.disk.remove_tree(self.path)
 
 
 def checkpoint(disk: Disk, store: KeyValueStore, memory: SharedMemory, path: Path) -> None:
-    """Make `path`, which is not there, the store as it is now, without what only its process needs. Raises OSError and
-    RocksDB's errors."""
+    """Copy the present store to the new folder `path`, without files that only its process needs.
+
+    Raises OSError and RocksDB's errors.
+    """
     disk.make_directory(path.parent)
     store.checkpoint(path, memory)
     for name in disk.names(path):
@@ -557,36 +570,36 @@ def _open(path: Path, memory: SharedMemory, stores: int) -> Any:
     memory.disk.make_directory(path)
     options = memory.options(stores)
     try:
-        # Unnamed, what is there is opened by its file of options, which can name neither the filter nor the cache.
+        # Without the name, RocksDB uses its own options file, which can contain neither the filter nor the cache.
         return Rdict(str(path), options, {_COLUMN_FAMILY: options})
-    except Exception as error:  # RocksDB's own errors have no type of their own
+    except Exception as error:  # RocksDB's own errors have no type
         if "lock hold" in str(error) or "While lock file" in str(error):
             raise StoreInUseError(str(error)) from error
-        if "Too many open files" in str(error):  # the files are well
+        if "Too many open files" in str(error):  # the files are not damaged
             raise OSError(errno.EMFILE, str(error)) from error
         _raise_disk_full(error)
         raise DamagedStoreError(str(error)) from error
 
 
 class KeyRange(msgspec.Struct, frozen=True):
-    """Keys with `lower` <= key < `upper`; `upper` None: to the end."""
+    """Keys with `lower` <= key < `upper`; `upper` None: no upper bound."""
 
     lower: bytes = ROW_PREFIX
     upper: bytes | None = None
 
     def after(self, key: bytes) -> KeyRange:
-        """What of the range lies behind a key."""
+        """Return the part of the range behind a key."""
         return KeyRange(max(self.lower, key + b"\x00"), self.upper)
 
 
 def successor(prefix: bytes) -> bytes:
-    """The first key behind all that begin with `prefix`, which is not all FF."""
+    """Return the first key behind all keys with `prefix`, which is not all FF."""
     kept = prefix.rstrip(b"\xff")
     return kept[:-1] + bytes([kept[-1] + 1])
 
 
 class StoreSnapshot:
-    """The state at one applied offset, read piece by piece while writes go on; None: there is nothing."""
+    """The state at one applied offset, read in pieces during writes; None is an empty state."""
 
     def __init__(self, snapshot: Any) -> None:
         meta = None
@@ -599,7 +612,7 @@ class StoreSnapshot:
         self._last: bytes | None = None
 
     def seek(self, keys: KeyRange) -> None:
-        """Read these from now on."""
+        """Read these keys from now on."""
         if self._snapshot is None:
             return
         self._first, self._last = keys.lower, None
@@ -609,15 +622,18 @@ class StoreSnapshot:
         self._items = iter(self._snapshot.items(from_key=keys.lower, read_opt=options))
 
     def end(self) -> None:
-        """Let go of the store: it cannot be opened again while it is held here."""
+        """Release the store: it cannot be opened again while this snapshot has it."""
         self._items = iter(())
         self._snapshot = None
 
     def next_rows(
         self, max_bytes: int, max_rows: int, cost: RowCost
     ) -> tuple[list[bytes], bytes | None, bool]:
-        """(values in key order, at most `max_rows`, at least one if there is one, and none more once they have
-        `max_bytes`, or 16 MiB and `max_bytes` by their `cost`; the last one's key; whether there may be more)."""
+        """Return (values in key order, the last value's key, whether there may be more).
+
+        There are at most `max_rows` values, at least one if possible, and none after they reach `max_bytes`, or
+        `max_bytes` (at least 16 MiB) by their `cost`.
+        """
         values: list[bytes] = []
         last: bytes | None = None
         width, factor = cost.width, cost.expansion
@@ -637,8 +653,11 @@ class StoreSnapshot:
 
 
 def _check_end(source: Any, first: bytes, last: bytes | None) -> None:
-    """Raise RocksDB's error if an iteration from `first` on has ended behind `last`, or at once, because what follows
-    cannot be read: its iterators end there as they end behind the last row."""
+    """Raise RocksDB's error if an iteration ended because of it.
+
+    Its iterators end at an unreadable block as they end behind the last row. `first` and `last` are the first key and
+    the last key read.
+    """
     iterator = source.iter(ReadOptions())
     iterator.seek(first if last is None else last)
     if last is not None and iterator.valid():
@@ -647,7 +666,7 @@ def _check_end(source: Any, first: bytes, last: bytes | None) -> None:
 
 
 def _keys_of(snapshot: Any) -> list[bytes]:
-    """The first key of the store: the metadata, if anything was ever written."""
+    """Return the first key of the store: the metadata, if anything was ever written."""
     return list(itertools.islice(snapshot.keys(), 1))
 
 

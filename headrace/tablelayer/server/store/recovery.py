@@ -1,8 +1,8 @@
-"""From what is on the disk to a store that the bucket's log continues.
+"""From the files on the disk to a store that the bucket's log continues.
 
-The bucket's own store is kept whenever it is whole and its offset lies within the log. Otherwise the newest snapshot
-that the log reaches is fetched, or, if the log begins at offset 0, a new store is begun. A damaged store is set aside
-(`<bucket>.damaged`, the latest only), and only when its successor is at hand.
+The bucket's own store is kept if it is intact and its offset is within the log. Otherwise the newest snapshot that the
+log continues is downloaded, or, if the log begins at offset 0, a new store is created. A damaged store is set aside
+(`<bucket>.damaged`, only the latest), once its successor is ready.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _CLOSING_SECONDS = 0.05
 
 
 class UnrecoverableBucketError(Exception):
-    """The state is lost, no snapshot can be used, and the log does not reach back far enough to build it again."""
+    """The state is lost: no snapshot is usable, and the log does not reach back far enough to rebuild it."""
 
 
 class Workers(Protocol):
-    """The threads for the blocking work of a recovery: `run` for short work, `open_store` for stores, `background` for
-    minutes."""
+    """The threads for a recovery: `run` for short work, `open_store` for opening stores, `background` for minutes of
+    work."""
 
     @property
     def memory(self) -> SharedMemory: ...
@@ -51,21 +51,21 @@ class Workers(Protocol):
 
 
 class StoreRecovery(msgspec.Struct):
-    """Of one bucket; `name` is for messages."""
+    """The recovery of one bucket; `name` is for messages."""
 
     workers: Workers
     name: str
     directory: Path
     snapshots: BucketSnapshots | None
     stores: int = 1
-    """Of the table, all of which may be written to."""
+    """Number of the table's stores, all of which may be written to."""
     restored: Snapshot | None = None
-    """What the present store was made of, if it was restored in this process."""
+    """The snapshot that the present store was restored from, in this process."""
     distrusted: set[int] = msgspec.field(default_factory=set)
     """Ids of snapshots that were damaged when they were restored or read."""
 
     async def open(self, log_start: int, log_end: int) -> KeyValueStore:
-        """The store to go on with. Raises UnrecoverableBucketError."""
+        """Return the store to use. Raises UnrecoverableBucketError."""
         disk = self.workers.memory.disk
         if await self.workers.run(_is_new, disk, self.directory) and log_end == 0:
             return KeyValueStore.unmade(self.directory, self.workers.memory, self.stores)
@@ -79,7 +79,7 @@ class StoreRecovery(msgspec.Struct):
         elif offset < log_start:
             problem = f"its key-value store has offset {offset}, but the log begins at {log_start}"
         elif offset == 0 and log_end > 0 and await self._usable(log_start, log_end):
-            problem = "its key-value store is empty, and there is a snapshot"
+            problem = "its key-value store is empty, but there is a snapshot"
         else:
             return store
         return await self._replace(store, problem, log_start, log_end)
@@ -90,7 +90,7 @@ class StoreRecovery(msgspec.Struct):
                 return await self.workers.open_store(
                     KeyValueStore.open, self.directory, self.workers.memory, self.stores
                 )
-            except StoreInUseError:  # somebody still reads what was closed
+            except StoreInUseError:  # another reader still uses the closed store
                 await asyncio.sleep(_CLOSING_SECONDS)
         return await self.workers.open_store(
             KeyValueStore.open, self.directory, self.workers.memory, self.stores
@@ -130,13 +130,13 @@ class StoreRecovery(msgspec.Struct):
                 f"snapshot {self.restored.id} ({self.restored.row_count} rows, offset {self.restored.offset})"
             )
             await self.workers.run(disk.rename, fetched, self.directory)
-        logger.error("%s: %s%s; building it again from %s", self.name, problem, kept, source)
+        logger.error("%s: %s%s; rebuilding it from %s", self.name, problem, kept, source)
         if self.snapshots is not None:
             self.snapshots.store_changed()
         return await self._open()
 
     async def _usable(self, log_start: int, log_end: int) -> list[Snapshot]:
-        """Snapshots that the log continues, newest first."""
+        """Return the snapshots that the log continues, newest first."""
         if self.snapshots is None:
             return []
         try:
@@ -149,13 +149,13 @@ class StoreRecovery(msgspec.Struct):
         ]
 
     def distrust_restored(self) -> None:
-        """The store is damaged although it was restored a moment ago."""
+        """Distrust the last restored snapshot: its store was damaged soon after."""
         if self.restored is not None:
             self.distrusted.add(self.restored.id)
 
 
 def _is_new(disk: Disk, directory: Path) -> bool:
-    """Whether there is no store yet. Removes what a killed process was making beside it."""
+    """Return whether there is no store yet. Remove what a killed process left beside it."""
     prefix = f"{directory.name}."
     for name in disk.directories(directory.parent):  # a table may have thousands of buckets
         if name.startswith(prefix) and name != f"{prefix}damaged":
@@ -164,7 +164,7 @@ def _is_new(disk: Disk, directory: Path) -> bool:
 
 
 def set_aside(disk: Disk, directory: Path) -> Path:
-    """Keep the files of a damaged store for whoever wants to look at them: the latest only."""
+    """Keep the files of a damaged store for the operator: only the latest."""
     aside = directory.with_name(f"{directory.name}.damaged")
     disk.remove_tree(aside)
     disk.rename(directory, aside)

@@ -1,14 +1,15 @@
-"""Rows that end by themselves (`table.kv.ttl`): when each row's time is over, kept beside the rows in their store.
+"""Expiring rows (`table.kv.ttl`): the time of each row, stored beside the rows.
 
-A row's time is that of its last write, or what its time column says (without a value there it never ends). Two entries
-per row, written in the same atomic batch as the row, so that a crash, a replay or a snapshot never parts them:
+A row's time is that of its last write, or the value of its time column (without a value the row never expires). Each
+row has two entries, written in the same atomic batch as the row, so that a crash, a replay or a snapshot never
+separates them:
 
     00 't' <row key>          -> its time
-    00 'e' <time> <row key>   -> nothing: the rows in the order in which they end
+    00 'e' <time> <row key>   -> nothing: the rows in the order of expiry
 
-A row that is written again gets a new time; its old place in the order is found stale and removed when its time has
-come. So a check reads what is over and little else, however many rows there are. Times are milliseconds, 8 bytes that
-sort. Pure; called in executor threads.
+A row that is written again gets a new time; its old entry in the order is found stale, and removed at its time. So a
+check reads little more than the expired rows, however many rows there are. Times are milliseconds, in 8 sortable bytes.
+Pure; called in executor threads.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ def _packed(time_ms: int) -> bytes:
 
 
 class RowTimes(msgspec.Struct, frozen=True):
-    """How the rows of a table get their times. `column_id` None: by their last write."""
+    """The rule that gives the rows of a table their times. `column_id` None: the time of the last write."""
 
     column_id: int | None
 
     @classmethod
     def of(cls, definition: TableDefinition) -> RowTimes | None:
-        """None for a table whose rows stay."""
+        """Return the table's rule; None if its rows do not expire."""
         settings = definition.settings
         if settings.kv_ttl_ms is None:
             return None
@@ -56,7 +57,7 @@ class RowTimes(msgspec.Struct, frozen=True):
     def entries(
         self, schema: Schema, keys: Sequence[bytes], values: Sequence[bytes | None], written_ms: int
     ) -> Entries:
-        """What to store beside these rows, which are encoded in `schema`; None as a value deletes."""
+        """Return the entries to store beside these rows, which are encoded in `schema`; a None value deletes."""
         times = self._times(schema, values, written_ms)
         stored = [_TIME + key for key in keys]
         marks: list[bytes | None] = list(times)
@@ -77,7 +78,7 @@ class RowTimes(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """`keys` of rows whose time is over, `stale` entries to remove, and whether there may be more."""
+    """The keys of expired rows, the stale entries to remove, and whether there may be more."""
 
     keys: list[bytes]
     stale: list[bytes]
@@ -85,7 +86,7 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 def ended(store: KeyValueStore, until_ms: int, limit: int, under_way: Container[bytes]) -> Ended:
-    """Rows with times up to `until_ms`, at most `limit`, without those that are being written (`under_way`)."""
+    """Return rows with times up to `until_ms`, at most `limit`, without rows that are being written (`under_way`)."""
     last = max(-_SIGN, min(until_ms, _SIGN - 1))
     entries = store.keys_from(_ORDER, _ORDER + _packed(last) + b"\xff", limit)
     found = [entry for entry in entries if entry[_KEY_AT:] not in under_way]

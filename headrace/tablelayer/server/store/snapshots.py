@@ -1,16 +1,16 @@
-"""The snapshots of one bucket's store, kept apart from it: what is in them, and when they come and go.
+"""The snapshots of one bucket's store: their files, and when they are taken and removed.
 
-Below the bucket's folder of the snapshot files, `<table id>/<bucket>/`, or `<table id>/<bucket>.<broker>/` of one with
-replicas:
+They are below the bucket's folder of the snapshot files, `<table id>/<bucket>/`, or `<table id>/<bucket>.<broker>/` for
+a bucket with replicas:
 
-    <id>.json        the manifest of a snapshot, written last: the snapshot is there when this is
+    <id>.json        the manifest of a snapshot, written last: only with it the snapshot exists
     <id>/...         RocksDB's small files (CURRENT, MANIFEST-..., OPTIONS-...)
-    shared/<digest>  RocksDB's immutable files by their SHA-256: uploaded once, however many snapshots have them
+    shared/<digest>  RocksDB's immutable files by their SHA-256: uploaded once for all snapshots that have them
 
-A snapshot is a RocksDB checkpoint with the log offset it has (R14): it and the changelog from there on are the state at
-any later offset. The newest `kept` of them stay, and those that somebody has a lease on. A manifest goes before its
-files; files without a manifest are what an interrupted upload left, and go at the next cleaning. One process, and in
-it one thread at a time, writes to a bucket's folder; `newest`, `floor` and `lease` may be called from any.
+A snapshot is a RocksDB checkpoint with its log offset (R14): with the changelog from there on, it gives the state at
+any later offset. The newest `kept` snapshots stay, and those with a lease. A manifest is removed before its files;
+files without a manifest are from an interrupted upload, and are removed at the next cleaning. One process, and in it
+one thread at a time, writes to a bucket's folder; `newest`, `floor` and `lease` are thread-safe.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _IMMUTABLE = ".sst"
 
 
 class DamagedSnapshotError(Exception):
-    """A snapshot whose files are not what its manifest says."""
+    """A snapshot whose files differ from its manifest."""
 
 
 class SnapshotFile(msgspec.Struct, frozen=True):
-    """`name` in the store's folder, `path` below the bucket's."""
+    """A file of a snapshot: `name` in the store's folder, `path` below the bucket's folder."""
 
     name: str
     path: str
@@ -56,7 +56,8 @@ class SnapshotFile(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """`offset` is exclusive. `definition` is the table as it was, JSON for `TableDefinition.from_json`."""
+    """A snapshot. `offset` is exclusive. `definition` is the table at that time, as JSON for
+    `TableDefinition.from_json`."""
 
     id: int
     offset: int
@@ -74,11 +75,11 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_json(cls, data: bytes) -> Snapshot:
-        """Raises DamagedSnapshotError."""
+        """Return the snapshot of a manifest. Raises DamagedSnapshotError."""
         try:
             value: dict[str, Any] = json.loads(data)
             if value.pop("version") != _VERSION:
-                raise ValueError("it is of another version")
+                raise ValueError("it has another version")
             files = tuple(SnapshotFile(**file) for file in value.pop("files"))
             return cls(files=files, **value)
         except (KeyError, TypeError, ValueError) as error:
@@ -90,16 +91,16 @@ class SnapshotStoppedError(Exception):
 
 
 class SnapshotSchedule:
-    """When the next snapshot is due. Pure; times in seconds."""
+    """The time of the next snapshot. Pure; times in seconds."""
 
     def __init__(self, interval: float, retry: float, now: float, age: float = 0.0) -> None:
-        """`age`: how old the newest snapshot is."""
+        """Create the schedule; `age` is that of the newest snapshot."""
         self._interval = interval
         self._retry = min(retry, interval)
         self._next = now + max(0.0, interval - age)
 
     def due(self, now: float, applied_offset: int, newest_offset: int) -> bool:
-        """Not while there is nothing new."""
+        """Return whether a snapshot is due; False if nothing has changed."""
         return now >= self._next and applied_offset > newest_offset
 
     def attempted(self, now: float, *, succeeded: bool) -> None:
@@ -107,7 +108,7 @@ class SnapshotSchedule:
 
 
 class BucketSnapshots:
-    """See the module. What blocks is called in executor threads."""
+    """The snapshots of one bucket (see the module). Blocking methods are called in executor threads."""
 
     def __init__(
         self,
@@ -118,9 +119,8 @@ class BucketSnapshots:
         disk: Disk | None = None,
         owner: int | None = None,
     ) -> None:
-        """`disk` is where the bucket's store is; the system's where none is given. `owner`: the broker whose snapshots
-        these are, of a bucket that others may lead too.
-        """
+        """`disk` is the disk of the bucket's store; by default the system's. `owner` is the broker of the snapshots, if
+        other brokers may lead the bucket too."""
         self._disk: Disk = disk or SystemDisk()
         self.folder = f"{table_id}/{bucket}" if owner is None else f"{table_id}/{bucket}.{owner}"
         self._files = files
@@ -133,16 +133,16 @@ class BucketSnapshots:
         self._lock = threading.Lock()
         self._stopping = False
         self.uploaded_bytes = 0
-        """By the latest snapshot."""
+        """Bytes that the latest snapshot uploaded."""
 
     def __str__(self) -> str:
         return f"{self._files}/{self.folder}"
 
-    # -- what there is -------------------------------------------------------------------------------------
+    # -- known snapshots -----------------------------------------------------------------------------------
 
     @property
     def known(self) -> tuple[Snapshot, ...]:
-        """Newest first; empty while they have not been loaded."""
+        """The snapshots, newest first; empty until they are loaded."""
         return self._known or ()
 
     @property
@@ -151,7 +151,7 @@ class BucketSnapshots:
 
     @property
     def floor(self) -> int:
-        """The log is needed from here on, so that every snapshot can be continued; 0 while there is none."""
+        """The offset from which the log is needed, so that every snapshot can be continued; 0 without snapshots."""
         return min((snapshot.offset for snapshot in self.known), default=0)
 
     def load(self) -> tuple[Snapshot, ...]:
@@ -167,16 +167,16 @@ class BucketSnapshots:
                     found.append(Snapshot.from_json(self._files.read(name)))
                 except DamagedSnapshotError as error:
                     self._has_foreign = True
-                    logger.warning("snapshot %s in %s is left alone: %s", path, self, error)
+                    logger.warning("snapshot %s in %s is ignored: %s", path, self, error)
             self._known = tuple(sorted(found, key=lambda each: each.id, reverse=True))
         return self._known
 
     @contextlib.contextmanager
     def lease(self, snapshot: Snapshot) -> Iterator[None]:
-        """The snapshot's files stay while this lasts. Raises DamagedSnapshotError when they are gone already."""
+        """Keep the snapshot's files while the context lasts. Raises DamagedSnapshotError if they are gone."""
         with self._lock:
             if snapshot not in self.known:
-                raise DamagedSnapshotError(f"snapshot {snapshot.id} was removed meanwhile")
+                raise DamagedSnapshotError(f"snapshot {snapshot.id} was removed in the meantime")
             self._leases[snapshot.id] += 1
         try:
             yield
@@ -187,14 +187,16 @@ class BucketSnapshots:
     # -- taking --------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """A snapshot under way ends soon, and so does each that is begun, with SnapshotStoppedError."""
+        """Make a running snapshot, and every later one, end soon with SnapshotStoppedError."""
         self._stopping = True
 
     def take(
         self, store: KeyValueStore, memory: SharedMemory, definition: TableDefinition, now_ms: int
     ) -> Snapshot:
-        """A snapshot of the store as it is, writes going on beside it; older ones go. Raises OSError and RocksDB's
-        errors, after which everything is as it was but for files that the next cleaning finds."""
+        """Take a snapshot of the present store while writes go on. Raises OSError and RocksDB's errors.
+
+        After an error only files for the next cleaning are left.
+        """
         self.load()
         self.uploaded_bytes = 0
         checkpoint = store.path.with_name(f"{store.path.name}.checkpoint")
@@ -232,7 +234,7 @@ class BucketSnapshots:
         return SnapshotFile(path.name, target, size, digest)
 
     def clean(self) -> int:
-        """Remove snapshots that are not kept any more, and files that belong to none. How many files went."""
+        """Remove snapshots beyond `kept`, and files without a snapshot. Return the number of removed files."""
         self.load()
         with self._lock:
             gone = [each for each in self.known[self._kept :] if not self._leases[each.id]]
@@ -240,7 +242,7 @@ class BucketSnapshots:
         for snapshot in gone:
             self._files.remove(f"{self.folder}/{snapshot.id:012}.json")
         if self._has_foreign:
-            return 0  # what that snapshot needs is not known
+            return 0  # the files that the foreign snapshot needs are not known
         needed = {f"{self.folder}/{file.path}" for snapshot in self.known for file in snapshot.files}
         needed |= {f"{self.folder}/{snapshot.id:012}.json" for snapshot in self.known}
         orphans = [name for name in self._files.names(self.folder) if name not in needed]
@@ -248,11 +250,13 @@ class BucketSnapshots:
             self._files.remove(name)
         return len(orphans)
 
-    # -- giving back ---------------------------------------------------------------------------------------
+    # -- restoring -----------------------------------------------------------------------------------------
 
     def download(self, snapshot: Snapshot, directory: Path) -> None:
-        """Make `directory` the store that the snapshot is of, durably. Raises DamagedSnapshotError, and then it is not
-        there, and OSError when the files cannot be reached."""
+        """Make `directory` the store of the snapshot, durably.
+
+        Raises DamagedSnapshotError, without `directory` then, and OSError if the files cannot be reached.
+        """
         disk, partial = self._disk, directory.with_name(f"{directory.name}.partial")
         disk.remove_tree(partial)
         disk.make_directory(partial)
@@ -273,27 +277,27 @@ class BucketSnapshots:
 
     def _download(self, file: SnapshotFile, target: Path) -> None:
         if not file.name or os.sep in file.name:
-            raise DamagedSnapshotError(f"{file.name!r} is no file of a store")
+            raise DamagedSnapshotError(f"{file.name!r} is not a file of a store")
         try:
             self._files.download(f"{self.folder}/{file.path}", target)
         except FileNotFoundError:
             raise DamagedSnapshotError(f"its file {file.path} is missing") from None
         if self._disk.size(target) != file.size or digest_of(self._disk, target) != file.digest:
-            raise DamagedSnapshotError(f"its file {file.path} is not what was uploaded")
+            raise DamagedSnapshotError(f"its file {file.path} differs from the uploaded file")
 
     def forget(self) -> None:
-        """The table was dropped: everything goes."""
+        """Remove all snapshots of a dropped table."""
         self._known = ()
         self._files.remove_folder(self.folder)
 
     def store_changed(self) -> None:
-        """Another store was opened: names of files mean nothing any more, and snapshots may be taken again."""
+        """Note that another store was opened: known file names are void, and snapshots may be taken again."""
         self._digests = {}
         self._stopping = False
 
 
 def digest_of(disk: Disk, path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     file, digest, position = disk.open_read_only(path), hashlib.sha256(), 0
     try:
         while piece := file.read(PIECE_BYTES, position):

@@ -1,16 +1,15 @@
-"""The state of one bucket of a primary-key table: stored rows, and the writes that are logged but not stored yet.
+"""The state of one bucket of a primary-key table: stored rows, and writes that are logged but not stored yet.
 
-The way of a batch (rules R1, R3, R12): `prepare` works out what it changes and builds its changelog batch, without
-any effect; the caller appends that to the log, and only then calls `logged`. Until the log says that the batch
-is replicated, its rows are in the pre-write buffer, where the next batch sees them and lookups do not. `store`
-moves a prefix of the buffer into the key-value store, together with the offset it covers.
+The steps of a batch (rules R1, R3, R12): `prepare` computes its changes and builds its changelog batch, without any
+effect; the caller appends that to the log, and then calls `logged`. Until the log reports the batch as replicated, its
+rows are in the pre-write buffer, where the next batch sees them and lookups do not. `store` moves a prefix of the
+buffer into the key-value store, together with its end offset.
 
-Rows keep the schema they were written under. A merge sees them in the latest one, and so do old images (R4.3); a
-replay takes each batch's own.
+Rows keep the schema with which they were written. A merge converts them to the latest one, as well as old images
+(R4.3); a replay uses each batch's own schema.
 
-Who may do what: one `prepare` at a time, and none between it and its `logged`; `store` and `flush` at any time
-beside them, one at a time. `prepare`, `store`, `flush` and reads block and run in executor threads; the rest is
-called on the event loop.
+Threads: one `prepare` at a time, and none between it and its `logged`; `store` and `flush` at any time beside them, one
+at a time. `prepare`, `store`, `flush` and reads block and run in executor threads; the rest runs on the event loop.
 """
 
 from __future__ import annotations
@@ -40,13 +39,14 @@ from headrace.tablelayer.server.store.row_ttl import Entries, RowTimes, ended
 
 Changes = npt.NDArray[np.uint8]
 STANDING_BYTES_MAX = BATCH_BYTES_MAX
-"""Stored rows that one write may take up: as many bytes as the rows that it brings."""
-_STALL_SECONDS = 0.5  # then whoever asked for it decides
-_MISSING = b"\x00missing"  # no encoded row is like it: they begin with a schema id and have 2 bytes and more
+"""Maximum size of the stored rows that one write may read: as many bytes as it may bring."""
+_STALL_SECONDS = 0.5  # after that the caller decides
+# no encoded row is equal to it: a row begins with a schema id and is longer than 2 bytes
+_MISSING = b"\x00missing"
 
 
 class PreparedWrite(msgspec.Struct, frozen=True):
-    """A batch for the log, and what it will change in the store."""
+    """A batch for the log, and its changes of the store."""
 
     batch: memoryview
     keys: list[bytes]
@@ -54,7 +54,7 @@ class PreparedWrite(msgspec.Struct, frozen=True):
     row_delta: int
     numbers_taken: int = 0
     times: Entries | None = None
-    """Of a table whose rows end by themselves (`row_ttl.py`)."""
+    """The entries of a table with expiring rows (`row_ttl.py`)."""
 
 
 class _Pending:
@@ -73,7 +73,7 @@ class _Pending:
 
     @property
     def by_key(self) -> dict[bytes, bytes | None]:
-        """Made when it is first needed: mostly a write is stored before the next one comes."""
+        """The values by key, built on first use: mostly a write is stored before the next one comes."""
         if self._by_key is None:
             self._by_key = dict(zip(self.keys, self.values, strict=True))
         return self._by_key
@@ -83,7 +83,7 @@ class Tablet:
     def __init__(self, store: KeyValueStore) -> None:
         self.kv = store
         self.numbers = Numbers()
-        """For the auto-increment column."""
+        """The numbers for the auto-increment column."""
         self._pending: tuple[_Pending, ...] = ()
 
     # -- writing -------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ class Tablet:
     def prepare(
         self, definition: TableDefinition, decode: OperationSource, writer: Writer, now_ms: int
     ) -> PreparedWrite:
-        """Work out a write. Raises TableError, KafkaError or OutOfNumbersError, without any effect."""
+        """Compute a write. Raises TableError, KafkaError or OutOfNumbersError, without any effect."""
         operations, versions = decode(definition), definition.versions
         try:
             merged = merge(
@@ -126,9 +126,9 @@ class Tablet:
     def prepare_expiry(
         self, definition: TableDefinition, until_ms: int, limit: int, now_ms: int
     ) -> tuple[PreparedWrite | None, bool]:
-        """The deletion of rows whose time is over, at most `limit` of them, and whether there may be more.
+        """Return the deletion of at most `limit` expired rows, and whether there may be more.
 
-        Rows that are being written are left to the next time. Nothing may be prepared beside this.
+        Rows that are being written are left to the next call. No `prepare` may run at the same time.
         """
         under_way = {key for write in self._pending for key in write.keys}
         found = ended(self.kv, until_ms, limit, under_way)
@@ -143,11 +143,11 @@ class Tablet:
         return self.prepare(definition, lambda _: deletes, Writer(), now_ms), has_more
 
     def _read(self, keys: list[bytes]) -> list[bytes | None]:
-        """Old rows: from the newest pending write that knows the key, else from the store."""
+        """Return old rows: from the newest pending write with the key, else from the store."""
         pending = self._pending
         if not pending:
             return self._stored(keys)
-        # A write that is stored meanwhile is found in both places, which say the same.
+        # A write that is stored meanwhile is found in both places, with the same value.
         known: list[bytes | None] = [_MISSING] * len(keys)
         for write in pending:
             get = write.by_key.get
@@ -159,18 +159,18 @@ class Tablet:
         return [next(stored) if value is _MISSING else value for value in known]
 
     def _stored(self, keys: list[bytes]) -> list[bytes | None]:
-        """Raises KafkaError MESSAGE_TOO_LARGE, at which Kafka's producers split a batch and send its parts."""
+        """Return stored rows. Raises KafkaError MESSAGE_TOO_LARGE, for which Kafka's producers split a batch."""
         values = self.kv.get_within(keys, STANDING_BYTES_MAX)
         if len(values) < len(keys):
             raise KafkaError(
                 ErrorCode.MESSAGE_TOO_LARGE,
-                f"the rows that stand under the first {len(values)} of {len(keys)} keys take more than "
-                f"{STANDING_BYTES_MAX} bytes, and are all logged as they were: write fewer rows at a time",
+                f"the stored rows of the first {len(values)} of {len(keys)} keys take more than "
+                f"{STANDING_BYTES_MAX} bytes, and the changelog needs all of them: write fewer rows at a time",
             )
         return values
 
     def logged(self, prepared: PreparedWrite, end_offset: int, size: int) -> None:
-        """The prepared batch is in the log, below `end_offset`. `size` is what it is charged to the budget."""
+        """Note that the prepared batch is in the log, below `end_offset`. `size` is its charge to the budget."""
         self._pending = (*self._pending, _Pending(prepared, end_offset, size))
         if prepared.numbers_taken:
             self.numbers.use(prepared.numbers_taken)
@@ -178,16 +178,18 @@ class Tablet:
     # -- storing -------------------------------------------------------------------------------------------
 
     def covered(self, offset: int) -> int:
-        """How many of the oldest pending writes lie below `offset`."""
+        """Return the number of the oldest pending writes that end at or below `offset`."""
         return sum(write.end_offset <= offset for write in self._pending)
 
     def end_of(self, count: int) -> int:
-        """Where the `count` oldest pending writes end."""
+        """Return the end offset of the `count` oldest pending writes."""
         return self._pending[count - 1].end_offset
 
     def store(self, count: int) -> None:
-        """Put the `count` oldest pending writes into the store. Raises what RocksDB raises, and DiskFullError or
-        StalledStoreError when the same call may succeed later."""
+        """Put the `count` oldest pending writes into the store.
+
+        Raises RocksDB's errors, and DiskFullError or StalledStoreError if the same call may succeed later.
+        """
         writes = self._pending[:count]
         groups: list[tuple[Sequence[bytes], Sequence[bytes | None]]] = []
         for write in writes:
@@ -202,7 +204,7 @@ class Tablet:
         )
 
     def stored(self, count: int) -> int:
-        """Forget the `count` oldest pending writes, which are stored. What they were charged with."""
+        """Remove the `count` oldest pending writes, which are stored. Return their charge to the budget."""
         released = sum(write.size for write in self._pending[:count])
         self._pending = self._pending[count:]
         return released
@@ -221,10 +223,9 @@ class Tablet:
         *,
         times: RowTimes | None = None,
     ) -> int:
-        """Apply whole log batches that continue the applied offset, or what of them is below `up_to`. The number of
-        rows replayed. `times`: of a table whose rows end by themselves.
+        """Apply whole log batches from the applied offset on, or their rows below `up_to`. Return the number of rows.
 
-        Raises DecodeError for batches that are not a changelog.
+        `times` is the rule of a table with expiring rows. Raises DecodeError for batches that are not a changelog.
         """
         replayed = 0
         groups: list[tuple[Sequence[bytes], Sequence[bytes | None]]] = []
@@ -250,7 +251,7 @@ class Tablet:
         return replayed
 
     def take_back(self, versions: SchemaVersions, data: bytes, offset: int) -> None:
-        """Undo whole log batches that end at the applied offset, as far back as `offset`, by their old images.
+        """Undo whole log batches that end at the applied offset, back to `offset`, by their old images.
 
         Raises DecodeError for batches that have none or do not end there.
         """
@@ -287,8 +288,9 @@ def _images(
 
 
 def undone_by(schema: Schema, batch: ArrowBatch, first: int) -> tuple[list[bytes], list[bytes | None], int]:
-    """What takes back the changes of a batch from row `first` on, to be put into the store in this order, and how they
-    have changed the number of rows. A -U stands before its +U: of a pair that is cut in two the whole is taken back.
+    """Return the keys and values that undo a batch from row `first` on, in order, and its change of the row count.
+
+    A -U is before its +U; if `first` is between them, both are undone.
     """
     changes = batch.change_types
     if first and changes is not None and first < len(changes) and changes[first] == ChangeType.UPDATE_AFTER:
@@ -311,9 +313,10 @@ def undone_by(schema: Schema, batch: ArrowBatch, first: int) -> tuple[list[bytes
 def changes_of(
     schema: Schema, batch: ArrowBatch, stop: int | None = None
 ) -> tuple[list[bytes], list[bytes | None], int]:
-    """What a changelog batch (its rows before `stop`) puts into the store, and how the number of rows changes.
-    `schema`: the one it was written under. Sorted by key, changes of one key in their order: to put unsorted keys into
-    a memtable costs four times as much.
+    """Return the keys and values of a changelog batch (its rows before `stop`), and its change of the row count.
+
+    `schema` is the batch's own. The keys are sorted, changes of one key in order: inserting unsorted keys into a
+    memtable takes four times as long.
     """
     rows, changes = _images(schema, batch, 0, stop)
     if not len(changes):

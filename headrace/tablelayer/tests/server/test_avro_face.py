@@ -311,9 +311,9 @@ def test_r17_3_values_that_nobody_can_read() -> None:
     good = wire(of(i="int"), {"i": 1})[0]
     parsed = {ID: AvroSchema.parse(json.dumps(of(i="int"))), 9: "schema 9 is not known to the registry"}
     for value, reason in (
-        (b'{"i": 1}', "it is no Avro value: it begins with 7b 22"),
+        (b'{"i": 1}', "it is not an Avro value: it begins with 7b 22"),
         (b"", "it begins with nothing"),
-        (b"\0\0\0", "it is no Avro value"),
+        (b"\0\0\0", "it is not an Avro value"),
         (b"\0\0\0\0\x09\x02", "schema 9 is not known"),
         (b"\0\0\0\0\x0a\x02", "number 10 of a registry, but neither the table"),
         (good + b"x", "there are bytes behind the record"),

@@ -546,7 +546,7 @@ async def test_what_a_write_makes_is_made_when_the_missing_broker_is_back(tmp_pa
         assert refused.error_code == ErrorCode.NOT_ENOUGH_REPLICAS, refused.error_message
         if is_partition:
             table = await tables_at(cluster, 1).open()
-            with pytest.raises(KafkaError, match=r"default\.t\.y cannot be made now.* only 1 broker"):
+            with pytest.raises(KafkaError, match=r"default\.t\.y cannot be created now.* only 1 broker"):
                 await tables_at(cluster, 1).extension.catalog.create_partition(
                     table.definition, "y", ignore_if_exists=True
                 )

@@ -200,7 +200,7 @@ async def test_r17_8_readers_pass_over_batches_that_cannot_be_read_and_tell_of_e
             assert [row["id"] for row in await table.limit(10)] == [0, 1]
         told = [record.getMessage() for record in own_log.records]
         assert [text.split(":")[1].strip() for text in told] == [
-            "the batch at offsets 1 to 2 cannot be read, readers pass over it",
-            "the batch at offsets 3 to 4 cannot be read, readers pass over it",
+            "the batch at offsets 1 to 2 cannot be read; readers skip it",
+            "the batch at offsets 3 to 4 cannot be read; readers skip it",
         ]
         assert table.partition.hooks.unreadable_batches == 2

@@ -130,7 +130,7 @@ async def test_a_definition_has_a_size_before_it_is_read(tmp_path: Path) -> None
             await create_topic(all_tables, f"a INT COMMENT '{comment}'")
         assert (await create(all_tables, columns)).error_code == 0
         for changes, words in (
-            (json.dumps([{"change": "comment", "comment": comment}]), "are the most"),
+            (json.dumps([{"change": "comment", "comment": comment}]), "the maximum is"),
             (json.dumps([{"change": "comment", "comment": "x"}] * 2001), "2001 changes"),
         ):
             answer = await all_tables.broker.send(

@@ -326,7 +326,7 @@ def test_r17_3_random_faults_and_resends_of_several_producers_against_a_dict(
                 )
                 if answer.error_code != ErrorCode.KAFKA_STORAGE_ERROR:
                     break
-                torn = torn or "buckets are written" in answer.error_message
+                torn = torn or "buckets were written" in answer.error_message
             if answer.error_code == 0:
                 sequence += len(rows)
                 for key, count in rows:

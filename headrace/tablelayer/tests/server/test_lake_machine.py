@@ -223,6 +223,6 @@ def test_offsets_of_buckets_that_a_commit_does_not_name_stay() -> None:
     machine.commit(Now(0, 0), table_id, epoch, 1, {0: 1, 1: 5})
     assert machine.commit(Now(0, 0), table_id, epoch, 2, {0: 2}).offsets == {0: 2, 1: 5}
     for behind in ({1: 4}, {0: 9, 1: 4}):
-        with pytest.raises(TableError, match="bucket 1 was tiered up to offset 5 before; 4 is behind it"):
+        with pytest.raises(TableError, match="bucket 1 was already tiered up to offset 5; 4 is lower"):
             machine.commit(Now(0, 0), table_id, epoch, 3, behind)
     assert machine.state(table_id).offsets == {0: 2, 1: 5}

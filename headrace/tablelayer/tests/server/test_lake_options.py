@@ -77,7 +77,7 @@ def test_the_operator_allows_more_and_what_a_table_has_it_keeps(tmp_path: Path) 
 
     run(more)
     run(less)
-    with pytest.raises(ConfigError, match="is no option of a lake table"):
+    with pytest.raises(ConfigError, match="is not an option of a lake table"):
         BrokerConfig(
             {"datalake.table.options.allowed": "iceberg.a,write.data.path"}, TableExtension().broker_configs()
         )

@@ -140,7 +140,7 @@ def test_a_job_presents_the_token_of_its_environment(monkeypatch: pytest.MonkeyP
 def test_a_place_that_everybody_sees_has_no_password_and_a_token_is_no_word() -> None:
     keys = TableExtension().broker_configs()
     for name in ("datalake.iceberg.uri", "datalake.iceberg.warehouse", "datalake.paimon.warehouse"):
-        with pytest.raises(ConfigError, match="would be shown to everybody") as caught:
+        with pytest.raises(ConfigError, match="would be visible to all clients") as caught:
             BrokerConfig({name: "http://me:s3cret@catalog:8181"}, keys)
         assert "s3cret" not in str(caught.value)
     with pytest.raises(ConfigError, match="16 characters") as caught:

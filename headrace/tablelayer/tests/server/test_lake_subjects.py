@@ -123,7 +123,7 @@ async def test_a_plain_topic_is_tiered_and_keeps_what_the_lake_does_not_have(tmp
         )
         assert extension.retention_floor(partition) == 2
         refused = await broker.send(m.LakeBeginRequest(worker="w", topic="other", force=True))
-        assert "'datalake.enabled' is not 'true'" in refused.error_message
+        assert "set its option 'datalake.enabled' to 'true'" in refused.error_message
         assert other.topic_id != topic.topic_id
 
 

@@ -423,7 +423,7 @@ async def test_a_row_that_comes_after_the_look_whether_the_lake_has_all_keeps_it
         clock.waited_seconds += 61
         said = "partition 20200101 of table default.t"
         await until(lambda: said in caplog.text.replace(f"made {said}", ""))
-        assert f"{said} is too old, but not in the lake" in caplog.text
+        assert f"{said} is too old, but the lake does not have all of it" in caplog.text
         await has(table, ["20200101", "20231114"])
         (partition,) = all_tables.broker.context.replicas.partitions("default.t.20200101")
         assert partition.high_watermark == 1

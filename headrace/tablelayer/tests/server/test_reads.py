@@ -325,7 +325,7 @@ async def test_nobody_is_locked_out_by_the_scans_of_others(tmp_path: Path, past:
         assert [each.error_code for each in greedy] == [0, 0, 0]
         refused = await open_from("192.0.2.1")
         assert refused.error_code == TableErrorCode.BUFFER_EXHAUSTED
-        assert "3 of the 3 that one may hold" in refused.error_message
+        assert "holds 3 places; the maximum for one client is 3" in refused.error_message
         second = await open_from("192.0.2.2")
         assert second.error_code == 0
         # All places are taken: the host with the most gives its longest idle one to a host without any.

@@ -178,7 +178,7 @@ def test_r17_6_bad_avro_is_named_and_a_silent_registry_is_for_later(tmp_path: Pa
             good = wire(7, {"id": 1, "name": "a"})
             for bad, reason in (
                 (wire(8, {"id": 2, "name": ""})[0], "Schema not found"),
-                ((None, b"{}"), "no Avro value"),
+                ((None, b"{}"), "not an Avro value"),
             ):
                 answer = await produce(table, *good, bad)
                 assert answer.error_code == ErrorCode.INVALID_RECORD
@@ -445,9 +445,9 @@ def test_a_refusal_to_register_says_why() -> None:
 @pytest.mark.parametrize(
     ("url", "config", "reason"),
     [
-        (None, {"basic_auth_user_info": "a:b"}, "is of no use without schema.registry.url"),
+        (None, {"basic_auth_user_info": "a:b"}, "needs schema.registry.url; set it too"),
         ("http://r", {"basic_auth_user_info": "ab"}, "no colon"),
-        ("http://r", {"basic_auth_user_info": "a:b", "bearer_auth_token": "c"}, "leave one out"),
+        ("http://r", {"basic_auth_user_info": "a:b", "bearer_auth_token": "c"}, "remove one"),
     ],
 )
 def test_configurations_that_contradict_each_other(

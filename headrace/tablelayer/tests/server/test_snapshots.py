@@ -333,7 +333,7 @@ def test_a_manifest_names_files_of_the_store_alone(tmp_path: Path, name: str) ->
     bucket.files.put("table/0/000000000009.json", forged.to_json())
     found = BucketSnapshots(bucket.files, "table", 0, 2)
     assert found.load()[0] == forged
-    with pytest.raises(DamagedSnapshotError, match="is no file of a store"):
+    with pytest.raises(DamagedSnapshotError, match="is not a file of a store"):
         found.download(forged, tmp_path / "into" / "copy")
     assert list((tmp_path / "into").iterdir()) == []
     bucket.store.close()

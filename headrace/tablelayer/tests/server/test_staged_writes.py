@@ -652,7 +652,7 @@ async def test_r3_5_a_decided_batch_whose_rows_are_gone_is_never_taken_for_done(
             answer = await commit(table, batch_id, {"a": chunks})
             assert answer.error_code == TableErrorCode.STAGED_ROWS_MISSING
             assert (
-                f"batch 5 of w is decided with 2 staged chunks for bucket 0, and the disk has {torn:d}"
+                f"batch 5 of w is decided with 2 staged chunks for bucket 0, but the disk has {torn:d}"
                 in (answer.error_message)
             )
         assert await logged(table, 2) == []

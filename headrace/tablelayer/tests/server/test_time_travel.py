@@ -241,7 +241,7 @@ async def test_past_states_have_a_limit(tmp_path: Path) -> None:
         assert (await open_at(5)).error_code == 0  # the same state, shared
         refused = await open_at(6)
         assert refused.error_code == TableErrorCode.BUFFER_EXHAUSTED
-        assert "1 are open, which is the most" in refused.error_message
+        assert "1 are open, which is the maximum" in refused.error_message
 
 
 async def test_a_piece_can_be_asked_for_again_and_the_scan_goes_on_behind_any_row(tmp_path: Path) -> None:

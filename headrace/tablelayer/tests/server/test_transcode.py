@@ -156,7 +156,7 @@ def test_a_bare_key_that_is_no_value_is_quoted_as_it_was_sent(key: bytes) -> Non
     assert (caught.value.index, caught.value.column) == (1, "k")
     shown = key.decode(errors="replace")
     assert caught.value.reason == (
-        f"in the record's key, {shown} is no value of BIGINT in JSON, nor an object with the field 'k'"
+        f"in the record's key, {shown} is neither a value of BIGINT in JSON nor an object with the field 'k'"
     )
 
 
@@ -174,7 +174,7 @@ def test_a_key_of_two_columns_is_an_object() -> None:
         (PK, (None, b'{"k": 1, "price": 1.234}'), 2, "column 'price'"),
         (PK, (None, b"not json"), 2, "row 2"),
         (PK, (None, b'{"price": 1}'), 2, "column 'k'"),
-        (PK, (None, None), 2, "which row is to be deleted"),
+        (PK, (None, None), 2, "a delete needs the key of its row"),
         (PK, (b"seven", None), 2, "in the record's key"),
         (TEXT_PK, (b"\xff\xfe", None), 2, "UTF-8"),
         (LOG, (b"1", None), 2, "db.t is a log table"),

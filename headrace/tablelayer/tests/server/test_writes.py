@@ -393,7 +393,7 @@ WIDE = (
 async def test_r6_1_the_targets_have_the_key(tmp_path: Path) -> None:
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create("k INT, a INT, b INT, PRIMARY KEY (k) NOT ENFORCED")
-        for ids, words in (([1, 2], "key column 'k'"), ([0, 2, 9], "id 9"), ([], "none are given"),
+        for ids, words in (([1, 2], "key column 'k'"), ([0, 2, 9], "id 9"), ([], "no columns are given"),
                            ([1, 0], "the table's order")):  # fmt: skip
             await unchanged(
                 table,
@@ -510,7 +510,7 @@ async def test_r6_10_an_update_sets_columns_of_rows_that_are_there_and_makes_non
             table,
             table.put(("-", {"k": 1, "a": None}), columns=["k", "a"], update=True),
             TableErrorCode.INVALID_ROW,
-            "no deletes",
+            "must not have deletes",
         )
 
 
