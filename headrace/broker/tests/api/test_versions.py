@@ -69,10 +69,10 @@ def test_n2_the_header_of_api_versions_has_no_tags_and_others_have(tmp_path) -> 
 @pytest.mark.parametrize(
     ("key", "version", "reason"),
     [
-        (0, 2, r"ProduceRequest version 2 is not supported; 3 to 13 are"),
+        (0, 2, r"ProduceRequest version 2 is not supported; supported versions are 3 to 13"),
         (1, 19, r"FetchRequest version 19 is not supported"),
         (22, 6, r"InitProducerIdRequest version 6"),
-        (24, 6, r"AddPartitionsToTxnRequest version 6 is not supported; 0 to 5 are"),
+        (24, 6, r"AddPartitionsToTxnRequest version 6 is not supported; supported versions are 0 to 5"),
         (5, 0, r"API key 5 \(version 0\) is unknown"),
         (-1, 0, r"API key -1"),
     ],

@@ -278,7 +278,7 @@ async def test_what_cannot_be_adopted_is_refused_and_stays_as_it_is(tmp_path: Pa
     await (await ensemble.connect()).transact(
         [CreateNode(tree.CLUSTER_ID, b"theirs"), CreateNode(f"{tree.KNOWN_BROKERS}/7")]
     )
-    await refused(r"the cluster theirs already .its brokers: 7.")
+    await refused(r"already has the cluster theirs .its brokers: 7.")
     ensemble = SimulatedEnsemble(SystemClock())
     for name, data, match in (
         ("/configs/large", b"x" * (NODE_BYTES_MAX + 1), "/configs/large of .* has 900,001 bytes"),

@@ -243,7 +243,7 @@ def test_what_cannot_be_imported_is_said_and_nothing_is_done(kafka, tmp_path, na
 
 def test_a_topic_that_is_there_or_not_whole_is_refused(kafka, tmp_path) -> None:
     kafka.partition("clicks-1")
-    with pytest.raises(ConfigError, match=r"only the partitions 1 are in"):
+    with pytest.raises(ConfigError, match=r"has only the partitions 1 of topic"):
         brought_in(kafka, tmp_path / "data")
     kafka.partition("clicks-0")
     brought_in(kafka, tmp_path / "data")

@@ -69,7 +69,7 @@ async def test_a_level_is_raised_when_all_know_it_and_then_who_does_not_starts_n
         await one.create_topic("of-both", 4)
         assert await levels(one) == (2, 1, 0), "what it writes is what the other one knows"
         code, message = await update(one, 2)
-        assert (code, "broker 2 knows 1 to 1" in message) == (ErrorCode.INVALID_UPDATE_VERSION, True)
+        assert (code, "broker 2 supports 1 to 1" in message) == (ErrorCode.INVALID_UPDATE_VERSION, True)
         newer(False)
         await cluster.stop(1)
         one = await cluster.start(1)  # and back: it knows everything that was written

@@ -118,7 +118,7 @@ async def test_a_broker_that_leads_nothing_any_more_is_not_asked_and_is_again_wh
 
         def asks(broker: int) -> bool:
             tasks = cluster.brokers[broker].broker._background._tasks
-            return any(task.get_name() == f"what broker {first} leads" for task in tasks)
+            return any(task.get_name() == f"fetching from broker {first}" for task in tasks)
 
         await until(lambda: all(asks(other) for other in others))
         await cluster.stop(first)

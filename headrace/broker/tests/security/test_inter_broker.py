@@ -153,7 +153,7 @@ async def test_a_broker_is_known_by_the_token_of_a_file(tmp_path: Path) -> None:
         assert not await may_all(connection)
         connection.close("enough")
         place.write_text(token_of("broker", -3600))
-        with pytest.raises(ConnectionError, match=r"by OAUTHBEARER: .*invalid_token"):
+        with pytest.raises(ConnectionError, match=r"with OAUTHBEARER: .*invalid_token"):
             await connected(cluster)
         place.write_text("planted: no token")
         with pytest.raises(

@@ -41,7 +41,7 @@ def test_strangers_cause_so_many_lines_of_each_kind_and_all_are_counted(serve, t
     assert f'headrace_connections_accepted_total{{listener="PLAINTEXT"}} {2 * ATTEMPTS}.0' in text
     server.stop()
     lines = (data / "headrace.log").read_text().splitlines()
-    assert sum("was announced" in line for line in lines) == LINES_MAX
+    assert sum("it announced a frame" in line for line in lines) == LINES_MAX
     assert sum("API key 999" in line for line in lines) == LINES_MAX
     for fault in ("frame", "request"):
         told = (
