@@ -60,7 +60,7 @@ def _flow() -> Picture:
                 70,
                 230,
                 140,
-                ["headrace serve", "", "one log, two faces", "PK tables: state in RocksDB"],
+                ["headrace serve", "", "one log, two views", "PK tables: state in RocksDB"],
                 "accent",
             ),
             Box(640, 20, 210, 60, ["Kafka consumers", "records, groups"], "soft"),
