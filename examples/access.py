@@ -1,4 +1,4 @@
-"""Who the demo's programs are: nobody in particular, or users with a password each over TLS (`make demo SECURE=1`)."""
+"""The identities of the demo's programs: none, or users with passwords over TLS (`make demo SECURE=1`)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ MECHANISM = "SCRAM-SHA-512"
 
 
 class Access:
-    """Everybody may do everything."""
+    """Access without users and rights."""
 
     is_secured = False
 
     def server_file(self, address: str, number: int | None = None) -> Path | None:
-        """Configurations for `headrace serve --config`, of a server alone or of the broker of this number."""
+        """Configurations for `headrace serve --config`, for one server or for the broker of this number."""
         return None
 
     def client_file(self, user: str) -> Path | None:
@@ -33,7 +33,7 @@ class Access:
         return None
 
     def librdkafka(self, user: str) -> dict[str, str]:
-        """What a client of librdkafka is told besides its own settings."""
+        """Return settings of security for librdkafka."""
         return {}
 
     def spark(self, user: str) -> dict[str, str]:
@@ -41,7 +41,7 @@ class Access:
         return {}
 
     def settings(self, address: str, user: str) -> ConnectionSettings:
-        """What connects a client, a lookup join or a union read."""
+        """Return the connection settings of a client, a lookup join or a union read."""
         return ConnectionSettings.make(address, self.librdkafka(user))
 
 

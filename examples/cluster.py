@@ -29,12 +29,12 @@ REPLICATED = {
     "min.insync.replicas": "2",
     "offsets.topic.num.partitions": "6",
 }
-"""What makes all that is kept there thrice."""
+"""Settings that give all topics and tables three replicas."""
 
 
 def on_three_brokers() -> bool:
-    """Whether HEADRACE_BROKERS asks for three brokers in the place of one server. Ends the process if it asks for
-    something else.
+    """Return whether HEADRACE_BROKERS asks for three brokers instead of one server. End the process for another
+    number.
     """
     said = os.environ.get(BROKERS_VARIABLE) or "1"
     if said not in ("1", "3"):
@@ -45,7 +45,7 @@ def on_three_brokers() -> bool:
 
 @dataclass
 class ZooKeeper:
-    """`headrace zookeeper`; what it says goes to a file of its folder."""
+    """A process of `headrace zookeeper`, whose output goes to a file in its folder."""
 
     folder: Path
     port: int = field(default_factory=lambda: free_port(ZOOKEEPER_PORT))
@@ -60,7 +60,7 @@ class ZooKeeper:
         return ["zookeeper", "--listen", self.address, "--data", str(self.folder)]
 
     def start(self) -> str:
-        """Start it and wait until it is ready; the line it says then."""
+        """Start it and wait until it is ready. Return its ready line."""
         if shutil.which("java") is None:
             raise StepFailedError("ZooKeeper and Spark need Java 17 or 21, and there is no java on the PATH")
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -92,7 +92,7 @@ class ZooKeeper:
 
 @dataclass
 class Cluster:
-    """Brokers by their node ids, and their ZooKeeper. `settings` are those of all of them."""
+    """Brokers by node id, and their ZooKeeper. `settings` hold for all brokers."""
 
     folder: Path
     settings: Mapping[str, str]
@@ -107,7 +107,7 @@ class Cluster:
     def of_three(
         cls, folder: Path, settings: Mapping[str, str] | None = None, access: Access | None = None
     ) -> Cluster:
-        """Not started yet. Everything has three replicas, two of which have to be in sync."""
+        """Return three brokers that are not started. Everything has three replicas, two of which must be in sync."""
         cluster = cls(folder, {**REPLICATED, **(settings or {})}, access or Access())
         for number in BROKERS:
             cluster.add(number)
@@ -115,11 +115,11 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """All that are meant to run; a client begins with whichever answers."""
+        """Return the addresses of all brokers that should run."""
         return ",".join(server.address for server in self.servers.values())
 
     def add(self, number: int) -> Server:
-        """Another one, not started yet."""
+        """Return another broker that is not started."""
         taken = {server.port for server in self.servers.values()}
         port = next(found for found in map(free_port, _ports(number)) if found not in taken)
         own = {
@@ -135,7 +135,7 @@ class Cluster:
         return server
 
     def start(self) -> str:
-        """Start ZooKeeper, then all brokers at once, and wait until they know each other; the lines that they say."""
+        """Start ZooKeeper, then all brokers at once, and wait until they know each other. Return their ready lines."""
         first = self.zookeeper.start()
         with ThreadPoolExecutor(len(self.servers)) as pool:
             lines = [first, *pool.map(Server.start, self.servers.values())]
@@ -144,7 +144,7 @@ class Cluster:
         return "\n".join(lines)
 
     def stop(self) -> None:
-        """Ask all to end, and ZooKeeper behind them. Those that are asked last have nobody to hand over to."""
+        """Stop all brokers, then ZooKeeper. The last brokers have no other broker that could lead their partitions."""
         for server in self.servers.values():
             if server.process is not None and server.process.poll() is None:
                 server.process.terminate()
@@ -153,7 +153,7 @@ class Cluster:
         self.zookeeper.stop()
 
     def controller(self, connection: Connection) -> int:
-        """The node id of the controller, as soon as there is one."""
+        """Wait for a controller and return its node id."""
         deadline = time.monotonic() + READY_TIMEOUT_S
         while (found := connection.kafka.describe_cluster().controller) not in self.servers:
             if time.monotonic() > deadline:
@@ -162,7 +162,7 @@ class Cluster:
         return int(found)
 
     def wait_in_sync(self, connection: Connection) -> float:
-        """Wait until all brokers are alive and all replicas in sync; the seconds it took."""
+        """Wait until all brokers are alive and all replicas in sync. Return the time in seconds."""
         begun = time.monotonic()
         while True:
             found = connection.kafka.describe_cluster()

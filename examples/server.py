@@ -39,7 +39,7 @@ def _environment(config: Path | None = None) -> dict[str, str]:
 
 
 def run(*words: str, timeout_s: float = 120.0, config: Path | None = None) -> str:
-    """Run a headrace command to its end; what it printed. Raises StepFailedError with its words if it fails."""
+    """Run a headrace command and return its output. Raise StepFailedError with its message if it fails."""
     done = subprocess.run(
         headrace(*words),
         capture_output=True,
@@ -68,8 +68,8 @@ def start(*words: str, config: Path | None = None) -> subprocess.Popen[str]:
 
 
 def free_port(preferred: int = DEFAULT_PORT) -> int:
-    """`preferred` if nobody listens on it, else one that the system gives. Nobody else is given it until this process
-    ends: a socket that never listens is bound to it, and a server that sets SO_REUSEADDR may listen beside that.
+    """Return `preferred` if it is free, otherwise a port from the system. The port is reserved until this process ends:
+    a socket that never listens is bound to it, and a server that sets SO_REUSEADDR may listen beside that.
     """
     for port in (preferred, 0):
         keeper = socket.socket()
@@ -87,14 +87,14 @@ def free_port(preferred: int = DEFAULT_PORT) -> int:
 
 @dataclass
 class Server:
-    """One `headrace serve`; what it says goes to `log_path`."""
+    """One `headrace serve`, whose output goes to `log_path`."""
 
     data: Path
     log_path: Path
     settings: Mapping[str, str] = field(default_factory=dict)
     port: int = field(default_factory=free_port)
     config: Path | None = None
-    """A file of configurations, which says where to listen too."""
+    """A file of configurations, including the listeners."""
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -108,7 +108,7 @@ class Server:
         return ["serve", *where, "--data", str(self.data), "--verbose", *sets]
 
     def start(self) -> str:
-        """Start it and wait until it is ready; the line it says then."""
+        """Start it and wait until it is ready. Return its ready line."""
         before = self.log_path.stat().st_size if self.log_path.exists() else 0
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
@@ -129,19 +129,19 @@ class Server:
         raise StepFailedError(f"the server was not ready after {READY_TIMEOUT_S:.0f} s: {said}")
 
     def said(self, since: int = 0) -> str:
-        """What is in its log after byte `since`."""
+        """Return its log after byte `since`."""
         with self.log_path.open("rb") as log:
             log.seek(since)
             return log.read().decode(errors="replace")
 
     def kill(self) -> None:
-        """kill -9: no farewell, nothing is closed."""
+        """Kill it with SIGKILL."""
         if self.process is not None:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()
 
     def stop(self) -> None:
-        """Ask it to end, and insist after a while."""
+        """Stop it with SIGTERM, and kill it after a while."""
         if self.process is None or self.process.poll() is not None:
             return
         self.process.terminate()

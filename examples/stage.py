@@ -1,4 +1,4 @@
-"""What the examples show in the terminal: timed steps, tables, checks, and a summary with an exit code."""
+"""The output of the examples in the terminal: timed steps, tables, checks, and a summary with an exit code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 _SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""An example's JVMs live for seconds: what the optimising compiler would win later, it costs now."""
+"""An example's JVMs live for seconds, too short for the optimising compiler to pay off."""
 
 
 class StepFailedError(Exception):
@@ -135,5 +135,5 @@ class Stage:
 
 
 def _end(number: int, _: FrameType | None) -> None:
-    """As Ctrl-C."""
+    """End like Ctrl-C."""
     sys.exit(128 + number)

@@ -187,7 +187,7 @@ def main() -> int:
     stage = Stage("Headrace: changes of a PostgreSQL database")
     shutil.rmtree(WORK, ignore_errors=True)
     WORK.mkdir(parents=True)
-    # PostgreSQL does not run as root, and whoever runs it instead may not look into this folder.
+    # PostgreSQL does not run as root, and another user may not read this folder.
     postgres = Postgres.in_temporary_folder()
     settings = {"datalake.iceberg.warehouse": str(WORK / "lake")}
     server = (

@@ -95,7 +95,7 @@ class Connect:
         return (self.folder / "log").read_text(errors="replace")
 
     def states(self) -> dict[str, str]:
-        """By connector: RUNNING, or why its task does not run; empty while nobody answers."""
+        """Return RUNNING or the error of each connector; empty while the worker does not answer."""
         try:
             found = {}
             for name in self.connectors:

@@ -42,11 +42,11 @@ class Postgres:
 
     @classmethod
     def in_temporary_folder(cls, **settings: str) -> Postgres:
-        """One whose folder its user may enter, whoever owns where the example runs. settings: besides its own."""
+        """Return a server in a temporary folder that its user may enter. `settings` are added to its own."""
         return cls(Path(tempfile.mkdtemp(prefix="headrace-postgres-")), settings=settings)
 
     def start(self) -> str:
-        """Make a cluster of databases and start it; its version."""
+        """Make a cluster of databases and start it. Return its version."""
         self.port = free_port(5432)
         if os.geteuid() == 0:
             owner = pwd.getpwnam("postgres")
@@ -66,7 +66,7 @@ class Postgres:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def sql(self, text: str) -> str:
-        """Run statements; what came out, without titles. Raises StepFailedError."""
+        """Run statements and return their output without titles. Raise StepFailedError."""
         done = subprocess.run(
             [
                 str(programs() / "psql"), "-h", "127.0.0.1", "-p", str(self.port), "-U", USER, "-d", DATABASE,

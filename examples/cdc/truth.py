@@ -1,4 +1,4 @@
-"""What both sides hold, written the same way: a query for each of PostgreSQL's tables, and its rows in Headrace."""
+"""The rows of both sides in one form: a query for each of PostgreSQL's tables, and its rows in Headrace."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def difference(source: Rows, table: Rows) -> str:
-    """The first thing in which they differ; empty if they are equal."""
+    """Return the first difference; empty if both are equal."""
     missing, more = source.keys() - table.keys(), table.keys() - source.keys()
     if missing or more:
         return f"{len(missing)} rows are missing, {len(more)} are too many, such as {next(iter(missing or more))}"

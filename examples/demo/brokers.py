@@ -15,7 +15,7 @@ from headrace import connect
 
 @dataclass
 class DemoOnBrokers(Demo):
-    """`Demo` with three replicas of everything. Who is killed is the leader of the table's first bucket."""
+    """`Demo` with three replicas of everything. The leader of the table's first bucket is killed."""
 
     cluster: Cluster = field(init=False)
 
@@ -52,7 +52,7 @@ class DemoOnBrokers(Demo):
         return Victim(f"broker {number}, leader of bucket 0,", self.cluster.servers[number], led)
 
     def come_back(self, victim: Victim, until_the_next_row: Callable[[], None]) -> None:
-        """The others lead meanwhile what it led: the next row needs two of three."""
+        """Other brokers lead meanwhile: the next row needs two of three."""
         until_the_next_row()
         time.sleep(AWAY_S)
         self.stage.say(f"[bold]{victim.server.start()}[/]")

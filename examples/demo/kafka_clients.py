@@ -1,4 +1,4 @@
-"""Ordinary Kafka clients (confluent-kafka). Nothing here knows that there are tables."""
+"""Ordinary Kafka clients (confluent-kafka), without knowledge of tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from examples.stage import StepFailedError
 
 
 def produce(address: str, topic: str, values: Iterable[bytes], access: Mapping[str, str]) -> int:
-    """Send values, wait until all are acknowledged; how many. Raises StepFailedError if one was refused.
+    """Send values and wait until all are acknowledged. Return their number. Raises StepFailedError if one was refused.
 
     `access`: the properties of security, none where nothing is protected.
     """
@@ -58,7 +58,7 @@ def produce(address: str, topic: str, values: Iterable[bytes], access: Mapping[s
 
 @dataclass
 class GroupReading:
-    """What a consumer group saw."""
+    """The records that a consumer group has read."""
 
     messages: int = 0
     tombstones: int = 0

@@ -1,4 +1,4 @@
-"""The enrichment pipeline: Spark's own Kafka source and sink, with a lookup join of ours in between."""
+"""The enrichment pipeline: Spark's own Kafka source and sink, with a lookup join in between."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Pipeline:
             .option("maxOffsetsPerTrigger", str(BATCH_ROWS))
             # The connector asks for offsets after every poll: few large polls instead of many of 500 records.
             .option("kafka.max.poll.records", "100000")
-            # A server that restarts is no reason to end the query.
+            # The query goes on when the server restarts.
             .option("fetchOffset.numRetries", "60")
             .option("fetchOffset.retryIntervalMs", "500")
             .load()

@@ -61,7 +61,7 @@ REPLAYED = re.compile(
 
 @dataclass(frozen=True)
 class Victim:
-    """Who is killed, and the buckets of the table that it leads."""
+    """The server that is killed, and the buckets of the table that it leads."""
 
     name: str
     server: Server
@@ -112,7 +112,7 @@ class Demo:
         self.stage.say(f"Spark {self.spark.version} is up, with its Kafka connector and Iceberg")
 
     def start_spark(self) -> Any:
-        """A session, with its slow first job behind it."""
+        """Return a session whose slow first job is done."""
         spark = session("headrace demo", memory="1g", log_file=self.work / "spark.log")
         spark.range(1).count()
         return spark
@@ -125,7 +125,7 @@ class Demo:
         self.client = connect(self.settings(ADMIN))
 
     def configurations(self) -> dict[str, str]:
-        """Of the server."""
+        """Return the configurations of the server."""
         return {
             f"datalake.{self.lake}.warehouse": str(self.work / "warehouse"),
             "group.initial.rebalance.delay.ms": "0",
@@ -191,7 +191,7 @@ class Demo:
     # ---- users, where there are any
 
     def let_in(self) -> None:
-        """A user for each part, with the rights that its part needs and no others."""
+        """Make a user for each part, with the rights that the part needs and no others."""
         assert isinstance(self.access, SecuredAccess)
         script = self.access.secret_file(
             "users.sql", [f"CREATE USER {name} PASSWORD '{self.access.password(name)}';" for name in RIGHTS]
@@ -201,7 +201,7 @@ class Demo:
         let_group(self.address, "auditors", "auditor", self.access.librdkafka(ADMIN))
 
     def fence(self) -> None:
-        """Nobody gets further than that."""
+        """Check that other rights are refused."""
         assert isinstance(self.access, SecuredAccess)
         key = self.keys[8]
         with connect(self.settings("marketing")) as marketing:
@@ -532,7 +532,7 @@ class Demo:
 
     @property
     def address(self) -> str:
-        """Where clients begin."""
+        """The address for clients."""
         return self.server.address
 
     @property
@@ -545,7 +545,7 @@ class Demo:
         return self.access.settings(self.address, user)
 
     def command(self, *words: str, user: str = ADMIN, timeout_s: float = 120.0) -> str:
-        """Run a headrace command as somebody; what it printed."""
+        """Run a headrace command as a user and return its output."""
         return processes.run(*words, timeout_s=timeout_s, config=self.access.client_file(user))
 
     def sql(self, *statements: str) -> str:
@@ -557,7 +557,7 @@ class Demo:
         return said
 
     def close(self) -> None:
-        """End what was started; keep the files for a look."""
+        """Stop all processes and keep their files."""
         if self.pipeline is not None:
             self.pipeline.stop()
         if self.client is not None:

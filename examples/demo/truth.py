@@ -1,4 +1,4 @@
-"""What the answer must be: DuckDB over the same Parquet files, adjusted for the updates and deletes."""
+"""The expected answer: DuckDB over the same Parquet files, adjusted for the updates and deletes."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ Answer = dict[tuple[str, str], tuple[Decimal, int]]
 
 @dataclass
 class Truth:
-    """The Parquet files, and what was done to the orders since."""
+    """The Parquet files, and the changes of orders since."""
 
     folder: Path
     prices: dict[int, Decimal] = field(default_factory=dict)
     deleted: set[int] = field(default_factory=set)
 
     def update(self, order_key: int, price: Decimal) -> None:
-        """An order has another price now."""
+        """Change the price of an order."""
         self.prices[order_key] = price
 
     def delete(self, order_key: int) -> None:
-        """An order is gone."""
+        """Remove an order."""
         self.deleted.add(order_key)
 
     def answer(self) -> Answer:
-        """Revenue and order count per nation and market segment, exact."""
+        """Return revenue and order count per nation and market segment, exact."""
         price_type = pa.decimal128(15, 2)
         changed = pa.table(
             {

@@ -1,4 +1,4 @@
-"""Clients that go on all the while and write down how long they were kept waiting.
+"""Clients that run all the time and record how long they had to wait.
 
 The producer and the consumer are ordinary Kafka clients (librdkafka), the lookups are the table client's.
 """
@@ -21,12 +21,12 @@ from headrace import connect
 
 GOES_ON_TIMEOUT_S = 120.0
 QUIETLY = {"log_level": 2}
-"""librdkafka would say of each broker that is killed that it is away."""
+"""librdkafka would log each killed broker."""
 
 
 @dataclass
 class Waits:
-    """When each request began, on the monotonic clock, and how long it took, in seconds."""
+    """The start of each request, on the monotonic clock, and its duration, in seconds."""
 
     begun: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Waits:
             self.seconds.append(ended - begun)
 
     def longest(self, since: float, until: float) -> float | None:
-        """Of the requests that were under way between these moments; None if there was none."""
+        """Return the longest request between two moments; None without a request."""
         with self._lock:
             begun, seconds = np.array(self.begun), np.array(self.seconds)
         chosen = seconds[(begun <= until) & (begun + seconds >= since)]
@@ -46,7 +46,7 @@ class Waits:
 
 
 class _Probe(threading.Thread):
-    """Works until it is told to stop; what it raised is raised by `stop`."""
+    """A thread that works until `stop`, which raises the thread's exception."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name=name, daemon=True)
@@ -166,7 +166,7 @@ class Asker(_Probe):
     def __init__(self, address: str, table: str, key: str, keys: Sequence[int]) -> None:
         super().__init__("lookups")
         self.vanished = 0
-        """Rows that were there once and at a later lookup were not."""
+        """Rows that one lookup found and a later one did not."""
         self._address, self._table = address, table
         self._keys = [{key: each} for each in keys]
 

@@ -30,13 +30,13 @@ CALM_S = 2.0
 """Between one event and the next."""
 KEYS_ASKED_FOR = 32
 NOT_STARTED_IN_TIME = "Python worker failed to connect back"
-"""What Spark says when the process that plans a Python source's stream needed more than ten seconds to start, on a
-machine with other work to do. Nothing of the stream is lost."""
+"""Spark's message if the process that plans a Python source's stream needs more than ten seconds to start, on a
+busy machine. The stream loses nothing."""
 
 
 @dataclass
 class Event:
-    """Something that was done to the cluster; times on the monotonic clock."""
+    """An event of the cluster, with times on the monotonic clock."""
 
     what: str
     begun: float
@@ -46,7 +46,7 @@ class Event:
 
 @dataclass
 class ClusterDemo(DemoOnBrokers):
-    """More brokers are killed, and more goes on meanwhile."""
+    """`Demo` with more kills and more clients."""
 
     work: Path = WORK
     scale: str = SCALE_FACTOR
@@ -119,7 +119,7 @@ class ClusterDemo(DemoOnBrokers):
         )
 
     def keep_sums(self) -> bool:
-        """Start the stream of sums again if Spark had no patience with it; whether that was so."""
+        """Start the stream of sums again if Spark gave it up. Return whether it did."""
         if NOT_STARTED_IN_TIME not in str(self.sums.exception()):
             return False
         self.stage.say("a Python process of Spark's did not start in time: the stream of sums starts again")
@@ -127,7 +127,7 @@ class ClusterDemo(DemoOnBrokers):
         return True
 
     def drain_sums(self) -> None:
-        """Wait until they have everything that is there."""
+        """Wait until all streams have read everything."""
         while True:
             try:
                 self.sums.processAllAvailable()
@@ -140,7 +140,7 @@ class ClusterDemo(DemoOnBrokers):
     # ---- 5 to 7: what happens to brokers
 
     def event(self, what: str, body: Callable[[], str]) -> None:
-        """Do something, wait until all is in sync again, and a little longer."""
+        """Cause an event, wait until all is in sync again, and a little longer."""
         begun = time.monotonic()
         note = body()
         self.cluster.wait_in_sync(self.connection)
@@ -151,7 +151,7 @@ class ClusterDemo(DemoOnBrokers):
         time.sleep(CALM_S)
 
     def check_alive(self) -> None:
-        """Raise what has ended one of those that are meant to go on."""
+        """Raise the exception of a client that ended too early."""
         assert self.pipeline is not None
         if NOT_STARTED_IN_TIME in str(self.sums.exception()):
             self.stage.say(
@@ -261,7 +261,7 @@ class ClusterDemo(DemoOnBrokers):
     # ---- 8 to 10: what is left
 
     def settle(self) -> None:
-        """End the load and see what it saw."""
+        """End the load and check its results."""
         assert self.pipeline is not None
         assert self.feeder is not None
         assert self.follower is not None

@@ -1,4 +1,4 @@
-"""The scenario: what three sources know of (user, item), and what the wide table's changelog must be.
+"""The scenario: the columns of three sources for (user, item), and the expected changelog of the wide table.
 
 Recommendations give a score, impressions how often an item was shown, clicks how often it was clicked. Each
 source writes the key and its own column into one table; no join anywhere.
@@ -79,7 +79,7 @@ SOURCES = (
         (
             ("user_1", "lamp", 1, "2024-09-19 09:19:05"),
             ("user_1", "chair", 2, "2024-09-19 09:19:07"),
-            ("user_5", "rug", 1, "2024-09-19 09:19:12"),  # clicked, though nobody recommended it
+            ("user_5", "rug", 1, "2024-09-19 09:19:12"),  # clicked without a recommendation
             ("user_3", "lamp", None, "2024-09-19 09:19:20"),  # a null is a value like any other
             ("user_4", "shelf", 1, "2024-09-19 09:19:25"),
         ),

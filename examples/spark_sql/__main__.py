@@ -32,7 +32,7 @@ def cells() -> Iterator[tuple[str, list[str]]]:
 
 
 def session_of_ones_own(server: str) -> Any:
-    """As in a program that knows nothing of `headrace.spark`."""
+    """Return a session as a program without `headrace.spark` makes it."""
     from pyspark.sql import SparkSession
 
     command = [sys.executable, "-m", "headrace.tablelayer.spark.jars"]
@@ -64,7 +64,7 @@ def server_of_our_own() -> Iterator[str]:
 
 
 def run(spark: Any) -> bool:
-    """Run all cells; whether the last one says that all is well."""
+    """Run all cells. Return whether the last one reports success."""
     rows: list[Any] = []
     for title, statements in cells():
         print(f"\n# {title}")
