@@ -1,4 +1,4 @@
-"""`python -m docsite` builds the site in `build/site`; `links` only looks for dead links; `pictures` draws the pictures."""
+"""`python -m docsite` builds `build/site`; `links` only looks for dead links; `pictures` draws the pictures."""
 
 from __future__ import annotations
 
