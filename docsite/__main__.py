@@ -1,4 +1,4 @@
-"""`python -m docsite`: build the site into `build/site`. `links`: only look for dead links. `pictures`: draw them."""
+"""`python -m docsite` builds `build/site`; `links` only looks for dead links; `pictures` draws the pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code blocks of a page that are run: those after a line `<!-- run -->`.
+"""Code blocks that a test runs: the blocks after a line `<!-- run -->`.
 
 `sh` blocks are commands of a shell, `python` blocks programs of their own, `sql` blocks are given to `headrace sql`.
 They are run in the order of the page, in one folder, against one server. `<!-- run: server -->` is the command that
@@ -19,7 +19,7 @@ _BLOCK = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """`how`: "", "server" or "spark"; `line`: where it stands; `prints` None: nothing is promised of it."""
+    """A block. `how` is "", "server" or "spark"; `line` its line; `prints` the expected output, or None."""
 
     language: str
     code: str
@@ -29,7 +29,7 @@ class Block:
 
 
 def blocks_of(text: str) -> list[Block]:
-    """In their order. ValueError for a promise of what is printed without a block before."""
+    """Return the blocks in order. Raise ValueError for an expected output without a block before it."""
     found: list[Block] = []
     for match in _BLOCK.finditer(text):
         if match["mark"] == "prints":
@@ -44,7 +44,7 @@ def blocks_of(text: str) -> list[Block]:
 
 
 def is_like(printed: str, promised: str) -> bool:
-    """Whether it is what was promised."""
+    """Return whether the output is the expected one."""
     pattern = "\n".join(r"(?:.*\n)*?.*" if line == "..." else re.escape(line) for line in _lines(promised))
     return re.fullmatch(pattern, "\n".join(_lines(printed))) is not None
 

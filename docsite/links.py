@@ -1,4 +1,4 @@
-"""Dead links between the Markdown files of the repository: files that are not there, headings that nobody wrote."""
+"""Dead links between the Markdown files of the repository: links to missing files or headings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*$", re.MULTILINE)
 
 
 def markdown_files() -> list[Path]:
-    """All that git knows, or would take in."""
+    """Return the Markdown files that git tracks or would add."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
         cwd=ROOT, capture_output=True, text=True, check=True,
@@ -26,7 +26,7 @@ def markdown_files() -> list[Path]:
 
 
 def slug(heading: str) -> str:
-    """The anchor that a heading has, on GitHub and in the site."""
+    """Return the anchor of a heading, on GitHub and in the site."""
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").replace("*", "")
     return re.sub(r"[^\w\- ]", "", text.lower()).strip().replace(" ", "-")
 
@@ -45,14 +45,14 @@ def anchors(path: Path) -> frozenset[str]:
 
 @cache
 def _text(path: Path) -> str:
-    """Without code, in which brackets are no links."""
+    """Return the text of a page without code, in which brackets are not links."""
     made = PAGES.get(path.relative_to(DOCS).as_posix()) if path.is_relative_to(DOCS) else None
     text = path.read_text(encoding="utf-8") if made is None else made()
     return _FENCE.sub("", text)
 
 
 def dead_links(path: Path) -> Iterator[str]:
-    """A line for each."""
+    """Return a line for each dead link of a page."""
     for link in _LINK.findall(re.sub(r"`[^`\n]*`", "", _text(path))):
         if re.match(r"[a-z]+:", link):
             continue

@@ -1,4 +1,4 @@
-"""What the site consists of, and the folder that it is built from."""
+"""The pages of the site, and the folder that it is built from."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ DOCS = ROOT / "docs"
 READMES = {
     "internals/broker.md": "headrace/broker/README.md",
     "internals/protocol.md": "headrace/protocol/README.md",
-    "internals/tables.md": "headrace/tablelayer/README.md",
+    "internals/tablelayer.md": "headrace/tablelayer/README.md",
+    "internals/groups.md": "headrace/broker/groups/README.md",
+    "internals/vulnerabilities.md": "headrace/broker/security/README.md",
     "internals/semantics.md": "headrace/tablelayer/SEMANTICS.md",
     "internals/benchmarks.md": "bench/README.md",
     "internals/mutants.md": "mutants/README.md",
@@ -22,18 +24,18 @@ READMES = {
     "compatibility.md": "compat-tests/COMPATIBILITY.md",
     "findings.md": "compat-tests/FINDINGS.md",
 }
-"""Pages that live beside what they tell of, by their place in the site."""
+"""READMEs and pages beside the code, by their place in the site."""
 _LINK = re.compile(r"(?<!!)\[([^\]\n]*(?:`[^`]*`)?[^\]\n]*)\]\(([^)\s]+)\)")
 
 
 def written() -> Iterator[Path]:
-    """The pages of `docs/`, relative to it."""
+    """Return the pages of `docs/`, relative to it."""
     for path in sorted(DOCS.rglob("*.md")):
         yield path.relative_to(DOCS)
 
 
 def assemble(target: Path) -> None:
-    """Make the folder that the site is built from; what was there is replaced."""
+    """Make the folder that the site is built from, and replace an earlier one."""
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(DOCS, target)
     for name, make in PAGES.items():
@@ -45,7 +47,7 @@ def assemble(target: Path) -> None:
 
 
 def moved(source: str, name: str) -> str:
-    """A README as a page: links to other pages lead to these, links to files of the repository become their names."""
+    """Return a README as a page. Links to other pages are adapted; links to files of the repository become names."""
     places = {of: page for page, of in READMES.items()}
     here = ROOT / source
 

@@ -1,4 +1,4 @@
-"""The pictures of `docs/`: boxes and arrows, drawn into SVG files. `python -m docsite pictures` draws them anew."""
+"""The pictures of `docs/`: boxes and arrows, drawn into SVG files. `python -m docsite pictures` draws them again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INK, _PAPER, _SOFT, _ACCENT = "#33373d", "#ffffff", "#eef2f7", "#d7e8ff"
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A rectangle with lines of text; in pixels. `kind`: plain, soft or accent."""
+    """A rectangle with lines of text, in pixels. `kind` is plain, soft or accent."""
 
     x: int
     y: int
@@ -27,7 +27,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """A line with a head, and words beside its middle."""
+    """An arrow with words beside its middle."""
 
     x1: int
     y1: int
@@ -50,7 +50,7 @@ def _flow() -> Picture:
     return Picture(
         860,
         330,
-        "What goes into a table, what comes out of it, and where the lake stands",
+        "The writers and readers of a table, and the lake",
         [
             Box(10, 20, 200, 60, ["Kafka producers", "JSON, Avro, Debezium"], "soft"),
             Box(10, 110, 200, 60, ["table client, SQL", "Arrow"], "soft"),
@@ -60,7 +60,7 @@ def _flow() -> Picture:
                 70,
                 230,
                 140,
-                ["headrace serve", "", "one log, two faces", "PK tables: state in RocksDB"],
+                ["headrace serve", "", "one log, two views", "PK tables: state in RocksDB"],
                 "accent",
             ),
             Box(640, 20, 210, 60, ["Kafka consumers", "records, groups"], "soft"),
@@ -179,7 +179,7 @@ PICTURES = {"flow": _flow, "table": _table, "changelog": _changelog, "lake": _la
 
 
 def svg(picture: Picture) -> str:
-    """The file's text."""
+    """Return the text of the SVG file."""
     parts = [
         f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {picture.width} {picture.height}' role='img'"
         f" {_FONT} fill='{_INK}'>",
@@ -214,7 +214,7 @@ def svg(picture: Picture) -> str:
 
 
 def draw() -> None:
-    """Write all of them."""
+    """Write all pictures."""
     FOLDER.mkdir(exist_ok=True)
     for name, make in PICTURES.items():
         (FOLDER / f"{name}.svg").write_text(svg(make()), encoding="utf-8")

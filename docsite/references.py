@@ -1,4 +1,4 @@
-"""Reference pages, each made from what the program itself goes by, so that none can be out of date or leave one out."""
+"""Reference pages, made from the declarations in the program, so that they are complete and up to date."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _config_rows(keys: Iterable[ConfigKey], *, dynamic: bool) -> Iterator[str]:
 
 
 def configuration() -> str:
-    """Of brokers, topics and groups."""
+    """Return the page of configurations of brokers, topics and groups."""
     extension = TableExtension()
     known = BrokerConfig({}, extension.broker_configs()).keys
     foreign = {key.name for key in KAFKA_CONFIGS}
@@ -68,23 +68,23 @@ def configuration() -> str:
         [
             "# Configuration",
             "",
-            "Names and meanings are Kafka's wherever Kafka has the configuration. `headrace serve` takes those of the"
-            " broker by `--set NAME=VALUE`, or by `--config FILE` from a `.properties` or `.toml` file; `headrace configs`"
-            " shows and sets what is in force. For one listener alone a configuration of security is written"
-            " `listener.name.<name in lower case>.` and its name ([Security](security.md)). Options of tables are in"
-            " [Table options](table-options.md).",
+            "This page lists all configurations. Names and meanings are Kafka's if Kafka has the configuration."
+            " `headrace serve` reads configurations of the broker from `--set NAME=VALUE`, or from a `.properties` or"
+            " `.toml` file (`--config FILE`). `headrace configs` shows and changes them. A configuration of security holds"
+            " for one listener with the prefix `listener.name.<name in lower case>.` ([Security](security.md)). Options of"
+            " tables are in [Table options](table-options.md).",
             "",
             "## Of the broker",
             "",
-            "Those marked in the last column are changed while the server runs, for one broker or all of them.",
+            "Configurations that are marked in the last column can be changed at run time, for one broker or all.",
             "",
             head,
             *_config_rows([*ours, *families], dynamic=True),
             "",
             "## Of topics",
             "",
-            "Given with `headrace topics create --set`, changed with `headrace topics alter`. Each of them works, or only"
-            " its default is taken and the text says why.",
+            "Set with `headrace topics create --set`, changed with `headrace topics alter`. If only the default of a"
+            " configuration is accepted, its text says why.",
             "",
             short,
             *_config_rows([*TOPIC_CONFIGS.values(), *of_tables], dynamic=False),
@@ -98,8 +98,8 @@ def configuration() -> str:
             "",
             "## Kafka's other configurations",
             "",
-            "Known by name, so that a `server.properties` of Kafka is understood: what would not be missed is taken and"
-            " without effect; what would be is refused unless it says what is so.",
+            "These are known by name, so that a `server.properties` of Kafka is understood. Settings that change nothing"
+            " are accepted and ignored. Settings whose effect would be missing are refused.",
             "",
             head,
             *_config_rows(others, dynamic=True),
@@ -113,11 +113,12 @@ def table_options() -> str:
         [
             "# Table options",
             "",
-            "`CREATE TABLE ... WITH ('name' = 'value')`, `ALTER TABLE t SET ('name' = 'value')`, `ALTER TABLE t RESET"
-            " ('name')`; `SHOW OPTIONS FROM t` tells a table's own. As configurations of the table's topic they have the"
-            " same names. Beside them a table may have [Kafka's topic configurations](configuration.md#of-topics), and in"
-            " `CREATE TABLE` alone `'bucket.num'` (how many buckets; 1) and `'bucket.key'` (the columns whose hash chooses"
-            " the bucket; the primary key). [Table design](table-design.md) says how to choose.",
+            "This page lists the options of tables. `CREATE TABLE ... WITH ('name' = 'value')` and `ALTER TABLE t SET"
+            " ('name' = 'value')` set them, `ALTER TABLE t RESET ('name')` removes them, and `SHOW OPTIONS FROM t` shows"
+            " them. They have the same names as configurations of the table's topic. A table may also have [Kafka's topic"
+            " configurations](configuration.md#of-topics). `CREATE TABLE` alone accepts `'bucket.num'` (number of buckets;"
+            " default 1) and `'bucket.key'` (columns whose hash chooses the bucket; default the primary key)."
+            " [Table design](table-design.md) helps to choose.",
             "",
             "| name | default | alterable | tables | what it does |",
             "|---|---|---|---|---|",
@@ -136,15 +137,15 @@ def metrics() -> str:
         [
             "# Metrics",
             "",
-            "`headrace serve --data ./data --metrics 127.0.0.1:9308` answers `GET /metrics` for Prometheus (text, or"
-            " OpenMetrics for those who ask for it). Without `--metrics` no request is timed, and nothing listens. TLS and"
-            " passwords for it are in [Security](security.md).",
+            "This page lists the metrics. `headrace serve --data ./data --metrics 127.0.0.1:9308` answers `GET /metrics` for"
+            " Prometheus, as text or as OpenMetrics. Without `--metrics` there is no listener, and requests are not"
+            " timed. [Security](security.md#metrics) describes TLS and passwords.",
             "",
-            "| name | kind | labels | what it is |",
+            "| name | kind | labels | meaning |",
             "|---|---|---|---|",
             *metric_rows(declared),
             "",
-            "From the Prometheus client library come `process_*` (CPU, memory, open files) and `python_info` too.",
+            "The Prometheus client library adds `process_*` (CPU, memory, open files) and `python_info`.",
             "",
         ]
     )
@@ -154,7 +155,7 @@ def metrics() -> str:
 
 
 def commands() -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command that `--help` shows, by its words."""
+    """Return every command that `--help` shows, by its words."""
     yield from _commands((), typer.main.get_command(app))
 
 
@@ -205,7 +206,7 @@ _ATTRIBUTES = {
 
 
 def public_members(cls: type) -> Iterator[tuple[str, Any]]:
-    """Methods and properties without an underscore, in the order of their declaration."""
+    """Return methods and properties without an underscore, in the order of declaration."""
     seen = set()
     for base in cls.__mro__[:-1]:
         for name, member in vars(base).items():
@@ -217,7 +218,7 @@ def public_members(cls: type) -> Iterator[tuple[str, Any]]:
 
 
 def doc_of(owner: str, name: str, member: Any) -> str:
-    """What a member does; of a blocking one its own words or those of the asynchronous one."""
+    """Return the docstring of a member. A blocking member without one has that of the asynchronous member."""
     text = inspect.getdoc(member.__func__ if isinstance(member, classmethod) else member)
     if not text and owner in _ASYNC_OF:
         text = inspect.getdoc(getattr(_ASYNC_OF[owner], name, None))
@@ -262,7 +263,7 @@ def _plain(annotation: Any) -> str:
 
 
 def _prose(text: str) -> list[str]:
-    """A docstring as Markdown: what is indented is code."""
+    """Return a docstring as Markdown. Indented lines are code."""
     lines: list[str] = []
     code = False
     for line in text.splitlines():
@@ -305,7 +306,7 @@ def _class(name: str, cls: type, title: str = "") -> list[str]:
 
 
 def _field_comments(cls: type) -> dict[str, str]:
-    """`#:` comments above fields, and what follows is the default."""
+    """Return the `#:` comments above fields, with the defaults."""
     told: dict[str, str] = {}
     comment: list[str] = []
     for line in inspect.getsource(cls).splitlines():
@@ -322,7 +323,7 @@ def _field_comments(cls: type) -> dict[str, str]:
 
 
 def client() -> str:
-    """Everything that `import headrace` gives."""
+    """Return the page of the names in `headrace`."""
     parts = ["# Python client", "", *_prose(inspect.getdoc(headrace) or ""), "", "## connect", ""]
     parts += ["```python", _signature("headrace.connect", headrace.connect), "```", ""]
     parts += [*_prose(inspect.getdoc(headrace.connect) or ""), "", "## connect_async", ""]
@@ -341,7 +342,12 @@ def client() -> str:
         if name not in errors and not name.startswith("Async"):
             parts += _class(name, getattr(headrace, name))
     parts += ["## AsyncConnection, AsyncTable, AsyncScan", ""]
-    parts += ["What `connect_async` gives: the same methods, each of them awaited.", "", "## Errors", ""]
+    parts += [
+        "`connect_async` gives an `AsyncConnection`. It has the same methods, to be awaited.",
+        "",
+        "## Errors",
+        "",
+    ]
     for name in errors:
         parts += [f"### {name}", "", *_prose(inspect.getdoc(getattr(headrace, name)) or ""), ""]
     parts += ["## headrace.spark", "", *_prose(inspect.getdoc(headrace.spark) or ""), ""]
@@ -359,4 +365,4 @@ PAGES = {
     "cli.md": command_line,
     "client.md": client,
 }
-"""By their file in the site."""
+"""The reference pages by their file in the site."""

@@ -21,8 +21,8 @@ Written by `make compat` from the registry of APIs and from what the clients did
 
 ## Clients and scenarios
 
-What each scenario does, foreign/README.md says; `passed` means that its answers and its data were as they should be,
-and that every other client's records were read back byte for byte.
+`foreign/README.md` describes the scenarios. `passed` means that answers and data were correct, and that every other
+client's records were read back byte for byte.
 
 """
 MIDDLE = """
