@@ -27,7 +27,9 @@ def test_a_member_of_a_cluster_that_cannot_be_says_why(tmp_path: Path) -> None:
         *words, "--zookeeper", f"{nobody}/path", *quick
     )
     for address in (f"{nobody}/a//b", "127.0.0.1:port/a", f"127.0.0.1:70000,{nobody}/a", "/a"):
-        assert f"{address!r} is not an address of ZooKeeper" in refused(*words, "--zookeeper", address, *quick)
+        assert f"{address!r} is not an address of ZooKeeper" in refused(
+            *words, "--zookeeper", address, *quick
+        )
     assert "have different values" in refused(
         *words, "--zookeeper", nobody, "--set", "zookeeper.connect=elsewhere:2181"
     )

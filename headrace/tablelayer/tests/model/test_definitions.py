@@ -238,7 +238,10 @@ def test_bucket_options_are_folded_into_the_fields():
         ({"table__datalake__enabled": "perhaps"}, "'true' or 'false'"),
         ({"table__datalake__format": "delta"}, "'iceberg'"),
         ({"key": ("id", "line"), "bucket_count": 2, "table__datalake__format": "iceberg"}, "use one column"),
-        ({"key": ("price",), "bucket_count": 2, "table__datalake__enabled": "true"}, "no bucket function for DOUBLE"),
+        (
+            {"key": ("price",), "bucket_count": 2, "table__datalake__enabled": "true"},
+            "no bucket function for DOUBLE",
+        ),
         (
             {"paimon__snapshot": "5"},
             "'paimon.snapshot' is for tables with 'table.datalake.format' = 'paimon'",
