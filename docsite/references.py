@@ -188,7 +188,7 @@ def command_line() -> str:
 
 # -- the client
 
-_CONNECTION_PARTS = {
+CONNECTION_PARTS = {
     each.__name__: each
     for each in (headrace.Connection, headrace.Table, headrace.Scan, Admin, KafkaAdmin, SecurityAdmin)
 }
@@ -329,13 +329,13 @@ def client() -> str:
     parts += [*_prose(inspect.getdoc(headrace.connect) or ""), "", "## connect_async", ""]
     parts += ["```python", _signature("await headrace.connect_async", headrace.connect_async), "```", ""]
     parts += [*_prose(inspect.getdoc(headrace.connect_async) or ""), ""]
-    for name, part in _CONNECTION_PARTS.items():
+    for name, part in CONNECTION_PARTS.items():
         title = f"{name}: `{_ATTRIBUTES[name]}`" if name in _ATTRIBUTES else name
         parts += _class(name, part, title)
     rest = [
         name
         for name in headrace.__all__
-        if name not in (*_CONNECTION_PARTS, "connect", "connect_async", "spark")
+        if name not in (*CONNECTION_PARTS, "connect", "connect_async", "spark")
     ]
     errors = [name for name in rest if issubclass(getattr(headrace, name), Exception)]
     for name in rest:

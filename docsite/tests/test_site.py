@@ -23,7 +23,6 @@ from headrace.broker.metrics.collect import BROKER_METRICS
 from headrace.broker.metrics.event_loop import TURN_CPU_SECONDS, TURN_SECONDS
 from headrace.broker.metrics.remote_log import REMOTE_METRICS
 from headrace.tablelayer.cli.main import app
-from headrace.tablelayer.client import blocking
 from headrace.tablelayer.model.options.table_options import DECLARED
 from headrace.tablelayer.server.extension import TableExtension
 from headrace.tablelayer.server.metrics import TABLE_METRICS
@@ -110,7 +109,7 @@ def test_the_client_reference_has_everything_public_and_everything_public_has_wo
     for name in headrace.__all__:
         assert name == "spark" or re.search(rf"^#+ .*\b{name}\b", page, re.MULTILINE), name
     for owner in ("Connection", "Table", "Scan", "Admin", "KafkaAdmin", "SecurityAdmin"):
-        for name, member in references.public_members(getattr(blocking, owner)):
+        for name, member in references.public_members(references.CONNECTION_PARTS[owner]):
             assert f"### {owner}.{name}\n" in page
             assert references.doc_of(owner, name, member), f"{owner}.{name} has no docstring"
     for name in headrace.__all__:

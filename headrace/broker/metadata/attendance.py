@@ -1,4 +1,4 @@
-"""What the controller does about the brokers that are registered. Pure: registrations in, events for `controller.step`
+"""Decisions of the controller about the brokers that are registered. Pure: registrations in, events for `controller.step`
 out.
 """
 

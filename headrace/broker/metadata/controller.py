@@ -148,13 +148,13 @@ class BrokerLeaving(msgspec.Struct, frozen=True):
 
     broker_id: int
     min_isr: int = 1
-    """As in `Known`."""
+    """`min.insync.replicas`, see `Known`."""
 
 
 class BrokerGone(msgspec.Struct, frozen=True):
     broker_id: int
     min_isr: int = 1
-    """As in `Known`."""
+    """`min.insync.replicas`, see `Known`."""
 
 
 class ElectLeaders(msgspec.Struct, frozen=True):

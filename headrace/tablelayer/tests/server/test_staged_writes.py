@@ -407,7 +407,7 @@ async def test_r3_5_what_is_decided_is_neither_aborted_nor_taken_for_abandoned(t
         )
         (staged,) = tmp_path.rglob("a.0")
         for path in (staged, staged.parent):
-            os.utime(path, (0, 0))  # nobody has added to it for long
+            os.utime(path, (0, 0))  # no attempt has added to it for long
         await all_tables.extension._staged.expiry.expire(lambda _: True)
         assert staged.exists()
         assert (await commit(table, 0, {"a": THREE})).error_code == 0
