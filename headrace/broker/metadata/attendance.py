@@ -1,6 +1,4 @@
-"""Decisions of the controller about the brokers that are registered. Pure: registrations in, events for `controller.step`
-out.
-"""
+"""Decisions of the controller about registered brokers. Pure: registrations in, events for `controller.step` out."""
 
 from __future__ import annotations
 

@@ -141,9 +141,9 @@ def test_an_insert_that_would_overwrite_columns_it_does_not_name_is_refused(sql:
         lambda: some.writeTo(name).append(),
         lambda: some.write.mode("append").saveAsTable(name),
     ):
-        with pytest.raises(Exception, match=r"does not give b, c: .* Name all columns .* MERGE INTO"):
+        with pytest.raises(Exception, match=r"leaves out b, c: .* Name all columns .* MERGE INTO"):
             write()
-    with pytest.raises(Exception, match="does not give c: "):
+    with pytest.raises(Exception, match="leaves out c: "):
         sql("INSERT INTO headrace.{db}.kept (id, a, b) VALUES (1, 'z', 'z')")
     assert sql.rows("kept") == [row]
     sql("INSERT INTO headrace.{db}.kept (c, b, id, a) VALUES (DEFAULT, NULL, 2, 'a2'), (1, 'b3', 3, NULL)")

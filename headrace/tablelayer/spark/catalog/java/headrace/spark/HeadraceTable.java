@@ -117,10 +117,10 @@ final class HeadraceTable
         List<String> filled = overwritten.isEmpty() ? List.of() : FilledColumns.among(overwritten);
         if (!filled.isEmpty()) {
             throw new UnsupportedOperationException("INSERT INTO " + name() + " leaves out " + String.join(", ", filled)
-        + ": the rows of a table with a primary key are written whole, so existing rows would lose their"
-        + " values in these columns. Name all columns (with NULL or DEFAULT where a row has no value), change"
-        + " some of them by UPDATE or MERGE INTO, or write them by"
-        + " df.write.format('headrace').option('write.mode', 'partial').option('columns', ...)");
+                + ": the rows of a table with a primary key are written whole, so existing rows would lose their"
+                + " values in these columns. Name all columns (with NULL or DEFAULT where a row has no value), change"
+                + " some of them by UPDATE or MERGE INTO, or write them by"
+                + " df.write.format('headrace').option('write.mode', 'partial').option('columns', ...)");
         }
     }
 
