@@ -97,7 +97,7 @@ def test_lookups_by_key_and_by_its_beginning(rows, headrace, shop):
     assert len(rows("tables", "lookup", f"{shop}.part", "a=1", "a=2")) == 6
     for key, complaint in (
         ("a=1,v=x", "is not a key"),
-        ("b=2024-09-02", "are written a=...,b=... or a=..."),
+        ("b=2024-09-02", "must be written a=...,b=... or a=..."),
         ("a=x,b=2024-09-02", "no value of column 'a'"),
     ):
         refused = headrace("tables", "lookup", f"{shop}.part", key)

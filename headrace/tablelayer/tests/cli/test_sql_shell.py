@@ -128,7 +128,7 @@ def test_rows_go_into_files(headrace, shop, tmp_path):
     for words, complaint in (
         (("-e", query, "-o", "parquet"), "--to FILE"),
         (("-e", f"{query}; {query}", "-o", "parquet", "--to", str(file)), "there are two"),
-        (("-e", "SHOW CREATE TABLE item", "-o", "parquet", "--to", str(file)), "no query"),
+        (("-e", "SHOW CREATE TABLE item", "-o", "parquet", "--to", str(file)), "no statement is a query"),
         (("-e", query, "-o", "csv", "--to", str(tmp_path / "no" / "file")), "cannot be written"),
     ):
         done = headrace("sql", "-d", database, *words)
