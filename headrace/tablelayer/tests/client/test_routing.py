@@ -39,7 +39,7 @@ def test_addresses(text, addresses):
 
 @pytest.mark.parametrize("text", ["", ":9092", "host:", "host:0", "host:65536", "host:port", "a:1,,b:2"])
 def test_what_is_no_address(text):
-    with pytest.raises(ValueError, match="write host:port"):
+    with pytest.raises(ValueError, match="give host:port"):
         parse_bootstrap(text)
 
 

@@ -747,7 +747,7 @@ async def test_rows_are_staged_with_as_many_as_a_write_needs(tmp_path: Path) -> 
         await in_sync(cluster, {own})
         refused = await stage(table, 0, "a", {0: [[{"n": 1}]]})
         assert refused.error_code == ErrorCode.NOT_ENOUGH_REPLICAS
-        assert "min.insync.replicas=2; 1 in sync" in refused.error_message
+        assert "min.insync.replicas=2; only 1 in sync" in refused.error_message
 
 
 @pytest.mark.parametrize("when", ["_check_kept", "_write_bucket"])

@@ -134,7 +134,7 @@ def test_a_worker_whose_python_has_no_headrace_says_what_to_set() -> None:
     done = subprocess.run([sys.executable, "-c", program], input=sent, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()
     said = done.stdout.decode()
-    assert "has no module 'tablelayer" in said
+    assert "has no module 'headrace" in said
     assert f"set PYSPARK_PYTHON={sys.executable}" in said
 
 
