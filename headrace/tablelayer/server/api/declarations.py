@@ -181,8 +181,8 @@ class TableApis:
                 return answer(context, asked)
             try:
                 found = row.handler(self._handlers)(context, asked)
-            except TableError:
-                return answer(context, asked)
+            except TableError as error:
+                return answer(context, asked, partial(_raise, error))
             return answer(context, asked, found) if callable(found) else found
 
         return ApiDeclaration(
@@ -193,6 +193,11 @@ class TableApis:
             cancel_on_disconnect=row.cancel_on_disconnect,
             charged=row.charged,
         )
+
+
+async def _raise(error: TableError) -> Any:
+    """Raise the error where a response is made of it: the handler does not run twice, as its time would tell."""
+    raise error
 
 
 def _waiting(row: Api) -> Callable[[Handlers], Callable[[RequestContext, Any], Any]]:

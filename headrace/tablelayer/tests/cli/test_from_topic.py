@@ -114,7 +114,7 @@ def test_a_table_is_made_from_what_is_in_the_records(server: str, headrace: Call
         "tables", "create", "default.other", "--from-topic", "plainly", "--primary-key", "nothing"
     )
     assert refused.exit_code == 1
-    assert "no field 'nothing' for the primary key; they have id, at" in refused.stderr
+    assert "no field 'nothing' for the primary key; their fields are id, at" in refused.stderr
     write(server, "raw", (None, "text"), (None, 5))
     refused = headrace("tables", "create", "default.other", "--from-topic", "raw")
     assert "none of its records has a row in JSON" in refused.stderr
