@@ -150,7 +150,9 @@ def test_nested_values_in_sql_and_pandas(connection: Connection, make_table: Cal
     assert query(f"SELECT id FROM {name} WHERE who IS NULL") == [{"id": 2}]
     assert query(f"SELECT count(*) AS n FROM {name} WHERE attrs['x'] > 1 AND id < 9") == [{"n": 1}]
     for condition in ("tags IS NULL", pc.field("who").is_valid(), pc.field("tags").is_null()):
-        with pytest.raises(TableError, match=r"a filter cannot express tags IS NULL|is nested, and nested columns cannot"):
+        with pytest.raises(
+            TableError, match=r"a filter cannot express tags IS NULL|is nested, and nested columns cannot"
+        ):
             table.count(condition)
     frame = table.to_arrow().to_pandas()
     table.upsert(frame)

@@ -54,7 +54,9 @@ def test_no_kind_of_error_is_another():
     assert issubclass(ConnectionLost, OutcomeUnknown)
     assert issubclass(RequestTimeout, OutcomeUnknown)
     classes = [
-        each for each in vars(errors).values() if isinstance(each, type) and each is not errors.ClientError
+        each
+        for each in vars(errors).values()
+        if isinstance(each, type) and issubclass(each, errors.ClientError) and each is not errors.ClientError
     ]
     kinds = [each for each in classes if each.__bases__[0] is errors.ClientError]
     assert {ConnectionFailed, OutcomeUnknown} <= set(kinds)

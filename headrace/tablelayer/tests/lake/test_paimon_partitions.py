@@ -241,7 +241,9 @@ def test_a_table_of_other_partitions_is_refused(tmp_path: Path) -> None:
     table = Table(tmp_path)
     table.write(("eu", 1), 0, [(2, 5)])
     table.entries[0]["_PARTITION"] = bytes.fromhex(GOLDEN[0]["row"])
-    with pytest.raises(LakeError, match=r"lake table of shop\.t has a partition that does not fit .*of 2 columns"):
+    with pytest.raises(
+        LakeError, match=r"lake table of shop\.t has a partition that does not fit .*of 2 columns"
+    ):
         _read(table.commit())
 
 

@@ -148,7 +148,10 @@ async def test_r21_2_a_read_names_each_bucket_once(tmp_path: Path, request_of: A
         table = await all_tables.create(
             "id INT, n INT, PRIMARY KEY (id, n) NOT ENFORCED", buckets=2, bucket_key=["id"]
         )
-        for named, what in (([1, 1], "bucket 1 .* named 2 times"), ([0, 1, 2], "has 2 buckets, but 3 are named")):
+        for named, what in (
+            ([1, 1], "bucket 1 .* named 2 times"),
+            ([0, 1, 2], "has 2 buckets, but 3 are named"),
+        ):
             request: ApiMessage = request_of(table, named)
             request.table_id = table.table_id  # type: ignore[attr-defined]
             answer = await table.broker.send(request)

@@ -727,7 +727,7 @@ async def test_what_is_decided_waits_for_a_broker_that_may_have_it(
             await cluster.stop(first)
         table = await led(cluster, made, {away})
         refused = await commit(table, 0, {"a": staged})
-        assert (refused.error_code, "is away" in refused.error_message) == (
+        assert (refused.error_code, "does not answer" in refused.error_message) == (
             ErrorCode.LEADER_NOT_AVAILABLE,
             True,
         )

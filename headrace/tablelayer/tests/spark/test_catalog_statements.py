@@ -117,7 +117,7 @@ def test_changes_as_spark_says_them() -> None:
     ]  # fmt: skip
     assert (found[0].default, found[0].after, found[1].new_name, found[4].comment) == ("7", "id", "b c", "")
     assert (found[5].drop_default, found[6].after, found[7].if_exists) == (True, "", True)
-    with pytest.raises(TableError, match=r"p\.x is inside of column 'p'"):
+    with pytest.raises(TableError, match=r"p\.x is inside column 'p'"):
         alter_statement(
             {"database": "a", "table": "b", "changes": [{"kind": "rename", "name": ["p", "x"], "new": "y"}]}
         )

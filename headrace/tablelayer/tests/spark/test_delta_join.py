@@ -220,7 +220,7 @@ def test_tables_that_cannot_be_joined_so_are_named() -> None:
     )
     with pytest.raises(TableError, match="distribute their rows differently"):
         check_join("x:1", parted, whole, {"d": "d", "k": "k"}, None)
-    with pytest.raises(TableError, match="'price' would be there twice"):
+    with pytest.raises(TableError, match="'price' would appear twice"):
         check_join("x:1", ORDERS, CUSTOMERS, {"customer": "id"}, {"name": "price"})
     named = check_join("x:1", ORDERS, ADDRESSES, {"customer": "owner"}, {"street": "s"})
     assert dict(named.names) == {"place": "place", "street": "s"}
