@@ -503,7 +503,7 @@ def test_failure_to_create_the_journal_is_told():
         async def refuse(name, partitions, config):
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "the disk is full")
 
-        site.topics.create_journal = refuse
+        site.metadata.create_journal = refuse
         for request, version in [
             (commit_request({("topic", 0): 1}), 9),
             (FindCoordinatorRequest(key="a"), 0),

@@ -81,7 +81,7 @@ def test_the_first_user_is_made_before_the_server_starts_and_makes_the_others(
         ("SCRAM-SHA-1=[name=a]", "--add-scram takes"),
         ("SCRAM-SHA-256=name=a", "--add-scram takes"),
         ("SCRAM-SHA-256=[iterations=4096]", "--add-scram takes"),
-        ("SCRAM-SHA-256=[name=a,iterations=100]", "there are 4096 to 16384"),
+        ("SCRAM-SHA-256=[name=a,iterations=100]", "use 4096 to 16384"),
         ("SCRAM-SHA-256=[name=a,iterations=hunter2]", "--add-scram takes"),
         ("SCRAM-SHA-256=[name=a,salt=hunter2]", "--add-scram takes"),
     ],
