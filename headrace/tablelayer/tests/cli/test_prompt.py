@@ -85,7 +85,7 @@ def test_statements_go_over_lines_and_mistakes_do_not_end_the_prompt(typed):
     assert re.search(r"did you mean prompt\d+\.item", err)
     assert "table\nitem\n" in out
     assert "\\timing" in out, "the help, in the middle of a statement"
-    assert "\\wrong is no command" in err
+    assert "\\wrong is not a command" in err
 
 
 def test_answers_show_their_first_and_last_rows_with_the_count(typed):

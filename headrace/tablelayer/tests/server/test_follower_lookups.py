@@ -108,7 +108,7 @@ async def test_a_follower_answers_who_takes_it_and_says_how_stale_that_is(
         assert (bytes(led_answer.found), led_answer.staleness_ms) == (b"\1\0", 0)
         refused = await ask(other, 0)
         assert refused.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
-        assert "at most 0 are asked for" in refused.error_message
+        assert "the reader allows 0 ms" in refused.error_message
 
         prefixes = m.PrefixLookupBucket(bucket=0, prefixes=encode_ipc(keys.select(["a"]).slice(0, 1)))
         request = m.PrefixLookupRequest(table_id=table.table_id, buckets=[prefixes], staleness_ms_max=LONG_MS)

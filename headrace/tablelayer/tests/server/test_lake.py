@@ -165,7 +165,7 @@ async def test_a_commit_is_recorded_and_never_goes_back(rounds: LakeRounds, time
     with pytest.raises(TableError, match="is over"):
         await rounds.commit(ORDERS, 1, 99, {0: 11})
     assert await rounds.begin("b", [orders()], force=True) == (ORDERS, 2)
-    with pytest.raises(TableError, match="10 before; 9 is behind"):
+    with pytest.raises(TableError, match="up to offset 10; 9 is lower"):
         await rounds.commit(ORDERS, 2, 100, {0: 9})
     await rounds.commit(ORDERS, 2, 100, {0: 12})
     assert dict(rounds.state(ORDERS).offsets) == {0: 12, 1: 4}

@@ -76,7 +76,7 @@ def test_options_of_streams_and_sinks_are_checked() -> None:
     assert ReadOptions.parse({**base, "maxoffsetspertrigger": "10"}).max_offsets == 10
     assert ReadOptions.parse({**base, "startingTimestamp": "2024-09-19T00:00:00Z"}).start == 1_726_704_000_000
     for wrong, said in (
-        ({"maxOffsetsPerTrigger": "0"}, "whole number from 1 up"),
+        ({"maxOffsetsPerTrigger": "0"}, "whole number of at least 1"),
         ({"failOnDataLoss": "perhaps"}, "use true, false"),
         ({"startingOffsets": "earliest", "startingTimestamp": "1"}, "exclude each other"),
         ({"startingTimestamp": "soon"}, "milliseconds"),
