@@ -250,20 +250,22 @@ async def test_many_topics_are_deleted_by_few_transactions_of_the_store(tmp_path
         images = [await broker.create_topic(name) for name in names]
         wanted = [DeleteTopicState(name=name) for name in (*names[:50], "missing", "t0")]
         wanted += [DeleteTopicState(name=None, topic_id=image.topic_id) for image in images[49:]]
-        before = metadata._store.changes
+        before = broker.context.following._store.changes
         responses = (await broker.send(DeleteTopicsRequest(topics=wanted), 6)).responses
         codes = [each.error_code for each in responses]
         unknown, unknown_id = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID
         assert codes == [0] * 50 + [unknown, unknown, unknown_id] + [0] * 50
         assert metadata.topics() == []
-        await asyncio.gather(*metadata._removals)
-        assert await metadata._store.children("/deleted") == []
-        assert metadata._store.changes - before < 10, "they wait for the disk once for many topics"
-        assert await metadata.delete_topics(images[:0]) == []
-        (error,) = await metadata.delete_topics(images[:1])
+        await asyncio.gather(*broker.context.following._files._removals)
+        assert await broker.context.following._store.children("/deleted") == []
+        assert broker.context.following._store.changes - before < 10, (
+            "they wait for the disk once for many topics"
+        )
+        assert await broker.context.topics.delete_topics(images[:0]) == []
+        (error,) = await broker.context.topics.delete_topics(images[:1])
         assert getattr(error, "code", None) == unknown
         await broker.create_topic("t1")
-        (error,) = await metadata.delete_topics(images[1:2])
+        (error,) = await broker.context.topics.delete_topics(images[1:2])
         assert getattr(error, "code", None) == unknown, "one of the same name is another topic"
         assert metadata.topic("t1") is not None
     assert [p.name for p in tmp_path.iterdir() if p.is_dir() and p.name != "extensions"] == []

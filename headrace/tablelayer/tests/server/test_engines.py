@@ -266,7 +266,7 @@ async def test_r9_what_is_no_bitmap_is_refused(tmp_path: Path) -> None:
             table,
             table.put(("+", {"k": 1, "v": b"junk"})),
             TableErrorCode.INVALID_ROW,
-            "row 0, column 'v': it is no serialised",
+            "row 0, column 'v': it is not a serialised",
         )
 
 
