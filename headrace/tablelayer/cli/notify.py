@@ -40,7 +40,7 @@ class Supervisor:
         self._tell("STOPPING=1", "STATUS=stopping")
 
     async def keep_alive(self) -> None:
-        """Send keep-alives twice per watchdog interval, until cancelled; return at once if there is no watchdog."""
+        """Tell the watchdog twice per interval, until cancelled; return at once if there is no watchdog."""
         while self.watchdog_seconds is not None:
             self._tell("WATCHDOG=1")
             await asyncio.sleep(max(_SECONDS_MIN, self.watchdog_seconds / 2))

@@ -72,6 +72,6 @@ def test_frames_that_are_not_installed_are_named(make_table, monkeypatch):
 
 def test_the_client_imports_no_frames():
     heavy = ("polars", "pandas", "numba", "sqlglot")
-    code = f"import sys, tablelayer.client; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, headrace.tablelayer.client; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from headrace.spark import table as spark_table
 from headrace.tablelayer.client import Connection
-from headrace.tablelayer.spark import table as spark_table
 from headrace.tablelayer.tests.sql.differential.conditions import (
     SPARK,
     Condition,
