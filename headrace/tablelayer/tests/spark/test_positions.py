@@ -88,7 +88,7 @@ def test_options_of_streams_and_sinks_are_checked() -> None:
     for wrong, said in (
         ({"write.mode": "merge"}, "use append, upsert, delete, partial"),
         ({"write.mode": "partial"}, "needs the option 'columns'"),
-        ({"write.mode": "append", "columns": "a"}, "not for write.mode 'append'"),
+        ({"write.mode": "append", "columns": "a"}, "not to write.mode 'append'"),
         ({"txnAppId": "a"}, "belong together"),
         ({"delivery": "once"}, "at-least-once"),
     ):

@@ -112,7 +112,7 @@ def test_a_session_says_which_server_is_meant_where_nobody_else_does() -> None:
 IN_ANOTHER_PYTHON = """
 import pickle, sys
 sys.path[:0] = {folders}
-sys.modules["tablelayer"] = None
+sys.modules["headrace"] = None
 source = pickle.loads(sys.stdin.buffer.read())
 assert source.name() == "headrace" and source.defaults == {{"bootstrap.servers": "h:4"}}
 try:
