@@ -82,6 +82,9 @@ check: setup  ## format, lint, types, layers, spelling, links and pages of the d
 	@$(BIN)/python -m docsite > /dev/null
 	@$(BIN)/hadolint docker/Dockerfile
 	@$(BIN)/yamllint -s docker/compose.yaml
+	@if command -v promtool > /dev/null; then promtool check rules deploy/prometheus/headrace.rules.yml > /dev/null && \
+	promtool test rules deploy/prometheus/headrace.rules.test.yml > /dev/null; else \
+	echo "the alerts are not checked here: promtool is not on the PATH (Debian: the package prometheus)"; fi
 	@$(BIN)/yamllint -s -d '{extends: default, rules: {line-length: {max: 120}}}' deploy
 
 bench: setup  ## figures beside Apache Kafka and Apache Fluss from their published jars, one run

@@ -33,6 +33,7 @@ from headrace.broker.groups.handlers.apis import group_apis
 from headrace.broker.groups.handlers.patterns import PatternResolver
 from headrace.broker.metrics.collect import BROKER_METRICS, BrokerCollector
 from headrace.broker.metrics.event_loop import TURN_CPU_SECONDS, TURN_SECONDS, LoopMeter
+from headrace.broker.metrics.replication import REPLICATION_METRICS, ReplicationCollector
 from headrace.broker.metrics.requests import REQUEST_SECONDS, RequestMeter
 from headrace.broker.net.poller import measure_turns
 from headrace.broker.transactions.handlers import TransactionHandlers
@@ -177,6 +178,14 @@ def answer(
         coordinators.transactions,
     )
     metrics.add(BROKER_METRICS, collector.collect)
+    health = ReplicationCollector(
+        context.metadata,
+        context.replicas,
+        context.following.counts,
+        context.brokers.known_brokers,
+        collector.label,
+    )
+    metrics.add(REPLICATION_METRICS, health.collect)
     if measured:
         network.answerer = meter = RequestMeter(apis.dispatcher, apis.dispatcher.declarations)
         metrics.add((REQUEST_SECONDS,), meter.collect)

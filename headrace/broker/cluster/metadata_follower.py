@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from headrace.broker.cluster.joining import Joining, watch_cluster
 from headrace.broker.metadata import tree
 from headrace.broker.metadata.attendance import controlled, to_attend
+from headrace.broker.metadata.change_counts import ChangeCounts
 from headrace.broker.metadata.controller import Event, Transaction, step
 from headrace.broker.metadata.features import check_level, decode_level
 from headrace.broker.metadata.membership import read_registrations
@@ -69,6 +70,7 @@ class MetadataFollower:
         """Held by the one change that is decided, written and followed."""
         self.installed = asyncio.Event()
         """Set with every image that is served; each waiting task clears it."""
+        self.counts = ChangeCounts()
         self._store = store
         self._metadata = metadata
         self._member = member
@@ -183,6 +185,7 @@ class MetadataFollower:
                 for transaction in step(self._metadata.image, event):
                     if not await self._write(transaction):
                         break
+                    self.counts.note(self._metadata.image, transaction.topics)
                     await self._follow(transaction.applied_to(self._metadata.image), transaction.topics)
                 else:
                     return

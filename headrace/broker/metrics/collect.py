@@ -78,10 +78,6 @@ LOG_SIZE = Metric(
     "headrace_log_size_bytes", _GAUGE, "Bytes of a topic's log files, without indexes.", ("topic",)
 )
 TOPICS = Metric("headrace_topics", _GAUGE, "Topics, including those of tables and internal ones.")
-PARTITIONS = Metric("headrace_partitions", _GAUGE, "Partitions of all topics.")
-OFFLINE = Metric(
-    "headrace_offline_partitions", _GAUGE, "Partitions that are not served because of a failure."
-)
 GROUPS = Metric("headrace_groups", _GAUGE, "Consumer groups, by state.", ("state",))
 GROUP_LAG = Metric(
     "headrace_group_lag_records",
@@ -97,7 +93,7 @@ TRANSACTIONS_ENDED = Metric(
 )
 BROKER_METRICS: Final = (
     CONNECTIONS, CONNECTIONS_ACCEPTED, FAULTS,
-    HANDSHAKES, BYTES_IN, RECORDS_IN, BYTES_OUT, RECORDS_OUT, LOG_SIZE, TOPICS, PARTITIONS, OFFLINE,
+    HANDSHAKES, BYTES_IN, RECORDS_IN, BYTES_OUT, RECORDS_OUT, LOG_SIZE, TOPICS,
     GROUPS, GROUP_LAG, TRANSACTIONS, TRANSACTIONS_ENDED, BACKGROUND_FAILURES,
 )  # fmt: skip
 _TRAFFIC: Final = (BYTES_IN, RECORDS_IN, BYTES_OUT, RECORDS_OUT)
@@ -130,6 +126,7 @@ class BrokerCollector:
         self._totals = Totals(len(_TRAFFIC))
         self._sizes: dict[Partition, int] = {}
         """Sizes of unopened logs, which do not change."""
+        self.label = self._totals.label
 
     async def collect(self, gathering: Gathering) -> None:
         gathering.put(CONNECTIONS, self._network.connection_count)
@@ -153,13 +150,9 @@ class BrokerCollector:
         partitions = [each for each in self._replicas.all_partitions() if not each.closed]
         await self._look_at_unopened(gathering, partitions)
         gathering.put(TOPICS, metadata.topic_count)
-        gathering.put(PARTITIONS, len(partitions))
-        gathering.put(OFFLINE, 0)
         names = set()
         for partition in partitions:
             await gathering.breathe()
-            if partition.failure is not None:
-                gathering.add(OFFLINE, 1)
             names.add(partition.topic.name)
             if partition.topic.internal:
                 continue

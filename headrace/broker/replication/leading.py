@@ -331,6 +331,11 @@ class ReplicatedPartition(Partition):
         self.advance()
         self._join(broker, broker_epoch)
 
+    def lags(self) -> dict[int, int]:
+        """Return the number of offsets that each follower lacks."""
+        log = self.log
+        return self.progress.lags(log.log_start_offset, self._replicated_offset, log.log_end_offset)
+
     def vouches_for(self, broker: int) -> bool:
         """Return whether a follower may rely on this leader's high watermark: no other leader can have acknowledged
         more without that follower or this broker's fence.

@@ -36,6 +36,8 @@ class Replica(msgspec.Struct):
     fetched_at: float = 0.0
     leader_end: int = 0
     """The end of the leader's log at its last fetch."""
+    reported_end: int = UNKNOWN
+    """Its last reported end, even if it may have lost records since: for metrics, not for decisions."""
 
 
 class Progress:
@@ -87,6 +89,7 @@ class Progress:
         elif offset >= replica.leader_end:
             replica.caught_up_at = max(replica.caught_up_at, replica.fetched_at)
         replica.end_offset, replica.fetched_at, replica.leader_end = offset, now, leader_end
+        replica.reported_end = offset
         return True
 
     def had_all(self, broker: int, at: float) -> None:
@@ -94,6 +97,25 @@ class Progress:
         replica = self.replicas.get(broker)
         if replica is not None:
             replica.caught_up_at = max(replica.caught_up_at, at)
+
+    def lags(self, start_offset: int, high_watermark: int, end_offset: int) -> dict[int, int]:
+        """Return the number of offsets that each follower lacks, as far as the leader knows. Without a fetch, a member
+        of the ISR has everything below the high watermark, and another follower has nothing.
+        """
+        return {
+            broker: max(
+                0,
+                end_offset
+                - (
+                    replica.reported_end
+                    if replica.reported_end > UNKNOWN
+                    else high_watermark
+                    if broker in self.state.isr
+                    else start_offset
+                ),
+            )
+            for broker, replica in self.replicas.items()
+        }
 
     def in_sync_count(self) -> int:
         """Return the size of the stored ISR."""

@@ -19,6 +19,7 @@ from headrace.broker.configs.broker_config import BrokerConfig
 from headrace.broker.metrics.collect import BROKER_METRICS
 from headrace.broker.metrics.model import MetricKind
 from headrace.broker.metrics.remote_log import REMOTE_METRICS
+from headrace.broker.metrics.replication import REPLICATION_METRICS
 from headrace.broker.metrics.requests import REQUEST_SECONDS
 from headrace.tablelayer.cli.main import app
 from headrace.tablelayer.cli.serve import parse_sets
@@ -26,7 +27,10 @@ from headrace.tablelayer.server.metrics import TABLE_METRICS
 
 ROOT = Path(__file__).resolve().parents[4]
 DEPLOY = ROOT / "deploy"
-DECLARED = {each.name: each for each in (*BROKER_METRICS, *REMOTE_METRICS, REQUEST_SECONDS, *TABLE_METRICS)}
+DECLARED = {
+    each.name: each
+    for each in (*BROKER_METRICS, *REPLICATION_METRICS, *REMOTE_METRICS, REQUEST_SECONDS, *TABLE_METRICS)
+}
 OF_THE_LIBRARY = {
     "process_cpu_seconds_total",
     "process_resident_memory_bytes",
@@ -80,9 +84,11 @@ def test_every_metric_and_label_of_alerts_and_dashboard_is_declared() -> None:
 @pytest.mark.skipif(
     shutil.which("promtool") is None, reason="promtool is not installed (Debian: apt-get install prometheus)"
 )
-def test_prometheus_takes_the_rules() -> None:
+@pytest.mark.parametrize("words", ["check rules headrace.rules.yml", "test rules headrace.rules.test.yml"])
+def test_prometheus_takes_the_rules_and_raises_the_alerts(words: str) -> None:
     done = subprocess.run(
-        ["promtool", "check", "rules", str(DEPLOY / "prometheus/headrace.rules.yml")],
+        ["promtool", *words.split()],
+        cwd=DEPLOY / "prometheus",
         capture_output=True,
         text=True,
         check=False,

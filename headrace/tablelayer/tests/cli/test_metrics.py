@@ -11,6 +11,7 @@ from headrace.broker.metrics.collect import BROKER_METRICS
 from headrace.broker.metrics.event_loop import TURN_CPU_SECONDS, TURN_SECONDS
 from headrace.broker.metrics.model import markdown_rows
 from headrace.broker.metrics.remote_log import REMOTE_METRICS
+from headrace.broker.metrics.replication import REPLICATION_METRICS
 from headrace.broker.metrics.requests import REQUEST_SECONDS
 from headrace.tablelayer.client import connect
 from headrace.tablelayer.server.metrics import TABLE_METRICS
@@ -42,7 +43,15 @@ def scrape(server):
 def test_the_page_lists_every_metric_with_its_words():
     lines = PAGE.read_text().splitlines()
     declared = sorted(
-        (*BROKER_METRICS, *REMOTE_METRICS, REQUEST_SECONDS, TURN_SECONDS, TURN_CPU_SECONDS, *TABLE_METRICS),
+        (
+            *BROKER_METRICS,
+            *REPLICATION_METRICS,
+            *REMOTE_METRICS,
+            REQUEST_SECONDS,
+            TURN_SECONDS,
+            TURN_CPU_SECONDS,
+            *TABLE_METRICS,
+        ),
         key=lambda each: each.name,
     )
     expected = markdown_rows(declared)
