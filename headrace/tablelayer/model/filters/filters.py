@@ -3,7 +3,7 @@
 A client has a `pyarrow.compute.Expression` or a condition in SQL, and sends it as Substrait over just the columns
 that it names (`encode_filter`). The server reads it against the schema that the reader knows (`Filter.parse`),
 evaluates it on the statistics of each batch (`verdict`) and, to leave out rows, on the rows (`mask`). The cost of a
-filter is bounded: its bytes by `FILTER_SIZE_MAX`, its parts by `substrait`, and the memory of results by evaluating
+filter is bounded: its bytes by `FILTER_SIZE_MAX`, its parts by `tree_reader`, and the memory of results by evaluating
 so few rows at a time that all parts together take at most `_COMPUTED_BYTES`. Reading an IN with many values takes
 some milliseconds of processor time, so it must not run on an event loop. As in SQL, a row for which the condition is
 null does not match.
@@ -23,8 +23,10 @@ import pyarrow.compute as pc
 
 from headrace.tablelayer.model.batches.statistics import ColumnStatistics
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
-from headrace.tablelayer.model.filters import substrait
+from headrace.tablelayer.model.filters.nodes import TRUE, Node
+from headrace.tablelayer.model.filters.substrait import compact, parse
 from headrace.tablelayer.model.filters.ticks import in_ticks
+from headrace.tablelayer.model.filters.tree_reader import TreeReader
 from headrace.tablelayer.model.schema.schema import Schema
 
 FilterLike = str | pc.Expression | None
@@ -60,11 +62,11 @@ def encode_filter(expression: pc.Expression, schema: Schema) -> bytes:
     shown = expression
     try:
         expression, arrow = in_ticks(expression, schema.arrow())
-        data = substrait.compact(bytes(expression.to_substrait(arrow)))
-        reader = substrait.TreeReader(substrait.parse(data), [column.type for column in schema.columns])
+        data = compact(bytes(expression.to_substrait(arrow)))
+        reader = TreeReader(parse(data), [column.type for column in schema.columns])
         reader.read()
         used = pa.schema([arrow.field(position) for position in sorted(reader.used)] or [arrow.field(0)])
-        data = substrait.compact(bytes(expression.to_substrait(used)))
+        data = compact(bytes(expression.to_substrait(used)))
     except (pa.ArrowException, ValueError, TypeError, KeyError) as error:
         raise _invalid(
             f"the filter {str(shown)[:1000]} cannot be sent to the server: {error}. Compare a column with a value "
@@ -102,7 +104,7 @@ class Filter(msgspec.Struct, frozen=True):
 
     schema: Schema
     columns: tuple[int, ...]
-    _node: substrait.Node
+    _node: Node
     _order: tuple[int, ...]
     _rows_at_once: int
 
@@ -115,7 +117,7 @@ class Filter(msgspec.Struct, frozen=True):
         _check_size(data)
         data = bytes(data)
         try:
-            parsed = substrait.parse(data)
+            parsed = parse(data)
             nested = [name for name in parsed.names if name in schema and schema.column(name).type.is_nested]
             if nested:  # the names of a ROW's fields are among those of the columns
                 raise ValueError(f"column '{nested[0]}' is nested, and nested columns cannot be in a filter")
@@ -127,7 +129,7 @@ class Filter(msgspec.Struct, frozen=True):
             if not parsed.names:
                 raise ValueError("it names no column")
             columns = schema.select(parsed.names)
-            reader = substrait.TreeReader(parsed, [column.type for column in columns])
+            reader = TreeReader(parsed, [column.type for column in columns])
             node = reader.read()
             # An expression that is not a condition must fail here, not with the first row.
             found = node.evaluate([pa.array([], column.type.arrow()) for column in columns])
@@ -145,9 +147,9 @@ class Filter(msgspec.Struct, frozen=True):
         schema."""
         ids = [self.schema.columns[self.columns[index]].id for index in self._order]
         outcomes = self._node.outcomes(lambda position: find(ids[position]))
-        if not outcomes & substrait.TRUE:
+        if not outcomes & TRUE:
             return Verdict.NONE
-        return Verdict.ALL if outcomes == substrait.TRUE else Verdict.SOME
+        return Verdict.ALL if outcomes == TRUE else Verdict.SOME
 
     def mask(self, rows: pa.RecordBatch) -> np.ndarray:
         """Return bool[n] for rows of `columns`, true for rows that match."""

@@ -15,15 +15,21 @@ import numpy.typing as npt
 from numba import njit
 
 from headrace.tablelayer.model.arrays.arrays import Bytes, Offsets, sealed
+from headrace.tablelayer.model.filters.substrait import ExpressionKind, LiteralKind, SingularOrListField
 
 Int64 = Any
 
 NOT_A_LITERAL = -1
 CUT_OFF = -2
 _OPTION_MIN = 4  # bytes of an option: the tags and sizes of the option and of its literal
-_PRECISION_TIMES = (34, 35)
-_DECIMAL = 24
-_NULLABLE, _VARIATION = 50, 51
+_PRECISION_TIMES = (int(LiteralKind.PRECISION_TIMESTAMP), int(LiteralKind.PRECISION_TIMESTAMP_TZ))
+_DECIMAL = int(LiteralKind.DECIMAL)
+_NULLABLE, _VARIATION = int(LiteralKind.NULLABLE), int(LiteralKind.TYPE_VARIATION_REFERENCE)
+_LITERAL = int(ExpressionKind.LITERAL)
+_OPTIONS = int(SingularOrListField.OPTIONS)
+_DECIMAL_VALUE, _DECIMAL_SCALE = 1, 3
+_TIME_PRECISION, _TIME_VALUE = 1, 2
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 
 
 class Options:
@@ -82,15 +88,15 @@ def _field(data: Bytes, at: Int64, end: Int64) -> tuple[Int64, Int64, Int64, Int
     if at < 0:
         return 0, 0, 0, 0, -1
     number, wire = key >> 3, key & 7
-    if wire == 0:
+    if wire == _VARINT:
         value, behind = _varint(data, at, end)
         return number, wire, value, at, behind
-    if wire == 2:
+    if wire == _BYTES:
         size, start = _varint(data, at, end)
         if start < 0 or size < 0 or size > end - start:
             return 0, 0, 0, 0, -1
         return number, wire, size, start, start + size
-    size = 8 if wire == 1 else 4 if wire == 5 else 0
+    size = 8 if wire == _FIXED64 else 4 if wire == _FIXED32 else 0
     if size == 0 or size > end - at:
         return 0, 0, 0, 0, -1
     bits = np.uint64(0)
@@ -108,14 +114,14 @@ def scan_options(data: Bytes, numbers: Any, values: Any, starts: Any, sizes: Any
         number, wire, size, start, at = _field(data, at, len(data))
         if at < 0:
             return CUT_OFF
-        if number != 2:
+        if number != _OPTIONS:
             continue
-        if wire != 2:
+        if wire != _BYTES:
             return NOT_A_LITERAL
         inner, wire, size, start, behind = _field(data, start, start + size)
         if behind < 0:
             return CUT_OFF
-        if inner != 1 or wire != 2 or behind != at:
+        if inner != _LITERAL or wire != _BYTES or behind != at:
             return NOT_A_LITERAL
         found = False
         position, end = start, start + size
@@ -127,7 +133,7 @@ def scan_options(data: Bytes, numbers: Any, values: Any, starts: Any, sizes: Any
                 continue
             found = True
             numbers[count], values[count], starts[count], sizes[count] = kind, value, place, 0
-            if wire != 2:
+            if wire != _BYTES:
                 continue
             sizes[count] = value
             if kind == _DECIMAL or kind in _PRECISION_TIMES:
@@ -140,13 +146,13 @@ def scan_options(data: Bytes, numbers: Any, values: Any, starts: Any, sizes: Any
                     if inside < 0:
                         return CUT_OFF
                     if kind == _DECIMAL:
-                        if part == 1 and part_wire == 2:
+                        if part == _DECIMAL_VALUE and part_wire == _BYTES:
                             starts[count], sizes[count] = part_start, part_value
-                        elif part == 3 and part_wire == 0:
+                        elif part == _DECIMAL_SCALE and part_wire == _VARINT:
                             values[count] = part_value
-                    elif part_wire == 0 and part == 1:
+                    elif part_wire == _VARINT and part == _TIME_PRECISION:
                         sizes[count] = part_value
-                    elif part_wire == 0 and part == 2:
+                    elif part_wire == _VARINT and part == _TIME_VALUE:
                         values[count] = part_value
         if not found:
             return NOT_A_LITERAL

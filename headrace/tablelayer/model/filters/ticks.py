@@ -1,7 +1,7 @@
 """Expressions over times that pyarrow cannot encode in Substrait.
 
 These are TIMESTAMP(9), TIMESTAMP_LTZ(9), and TIME in any unit but microseconds. On the wire their values are numbers
-of nanoseconds since 1970 or midnight, and `substrait` reads them so. Here an expression is read from its pickled form
+of nanoseconds since 1970 or midnight, and `values` reads them so. Here an expression is read from its pickled form
 and built again, with such columns as BIGINT and the values compared with them as numbers. Source: Arrow's
 `compute/expression.cc`, Serialize: an IPC file of one row whose metadata is the tree in prefix order.
 """

@@ -19,13 +19,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.protocol.errors import DecodeError
 from headrace.tablelayer.model.batches import statistics
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
-from headrace.tablelayer.model.filters import filters, substrait
+from headrace.tablelayer.model.filters import filters, nodes, protobuf, substrait
 from headrace.tablelayer.model.filters import literals as literal_kernels
 from headrace.tablelayer.model.filters.conditions import arrow_expression, filter_of_sql, push_down
 from headrace.tablelayer.model.filters.filters import Filter, Verdict, encode_filter
@@ -621,11 +622,11 @@ def test_a_long_chain_is_not_deep_and_a_deep_filter_is_refused() -> None:
 
 def joined(data: bytes, word: str, depth: int) -> bytes:
     """NOT of NOT of … of the condition of an encoded filter, or the condition OR (the condition OR …)."""
-    number = substrait._number
-    fields = list(substrait.Walk().fields(memoryview(data)))
+    number = protobuf._number
+    fields = list(protobuf.Walk().fields(memoryview(data)))
     (declaration,) = (value for each, value in fields if each == 2)
     (root,) = (value for each, value in fields if each == 3)
-    condition = bytes(dict(substrait.Walk().fields(root))[1])
+    condition = bytes(dict(protobuf.Walk().fields(root))[1])
     # scalar_function{function_reference: 9, arguments: {value}}, from the inside to the outside: heads, then tails.
     heads, size = list[bytes](), len(condition)
     first = (
@@ -658,6 +659,43 @@ def joined(data: bytes, word: str, depth: int) -> bytes:
     )
 
 
+MESSAGES = [
+    each
+    for each in vars(substrait).values()
+    if isinstance(each, type) and issubclass(each, msgspec.Struct) and each is not substrait.Parsed
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda each: each.__name__)
+@given(data=st.data())
+@settings(max_examples=20, deadline=None)
+def test_messages_are_read_and_written_as_by_protobuf(
+    message: type[msgspec.Struct], data: st.DataObject
+) -> None:
+    """google.protobuf, which has the numbers of the fields from the declaration, is the oracle."""
+    file = descriptor_pb2.FileDescriptorProto(name=message.__name__, syntax="proto3")
+    declared = file.message_type.add(name=message.__name__)
+    values = {}
+    for number, (name, kind, is_repeated) in protobuf._declared(message).items():
+        form = {int: declared.field.add().TYPE_INT64, str: 9}.get(kind, 12)
+        declared.field[-1].MergeFrom(
+            descriptor_pb2.FieldDescriptorProto(
+                name=name, number=number, type=form, label=3 if is_repeated else 1
+            )
+        )
+        one = {int: st.integers(-(1 << 63), (1 << 63) - 1), str: st.text()}.get(kind, st.binary(max_size=300))
+        values[name] = data.draw(st.lists(one, max_size=3) if is_repeated else one)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    oracle = message_factory.GetMessageClass(pool.FindMessageTypeByName(message.__name__))
+    encoded = oracle(**values).SerializeToString()
+    read = protobuf.Walk().read(message, memoryview(encoded))
+    assert oracle.FromString(bytes(protobuf.written(read))) == oracle.FromString(encoded)
+    for name, value in values.items():
+        found = getattr(read, name)
+        assert (value or None) == (found or None) or list(map(bytes, found)) == value
+
+
 def test_what_a_filter_may_be_is_bounded() -> None:
     with pytest.raises(TableError, match="the maximum is 4194304"):
         Filter.parse(bytes((4 << 20) + 1), SCHEMA)
@@ -678,9 +716,9 @@ def test_few_rows_at_once_are_computed_of_a_filter_of_many_parts(monkeypatch: py
     """The results of all parts of a filter are in memory at the same time."""
     monkeypatch.setattr(filters, "_COMPUTED_BYTES", 1 << 20)
     sizes: list[int] = []
-    evaluate = substrait.Call.evaluate
+    evaluate = nodes.Call.evaluate
     monkeypatch.setattr(
-        substrait.Call,
+        nodes.Call,
         "evaluate",
         lambda self, arrays: sizes.append(len(arrays[0])) or evaluate(self, arrays),
     )
