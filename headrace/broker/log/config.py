@@ -10,6 +10,7 @@ from msgspec.structs import force_setattr
 
 from headrace.broker.configs.config_key import ConfigError, unknown_name
 from headrace.broker.configs.topics import LONG_MAX, PRODUCER_ID_EXPIRATION_MS, TOPIC_CONFIGS
+from headrace.broker.log.retention import RetentionLimits
 from headrace.protocol.records.compression import MAX_DECOMPRESSED_BYTES
 
 DECOMPRESSED_BYTES = 64 * 1024 * 1024
@@ -98,14 +99,19 @@ class LogConfig(msgspec.Struct, frozen=True):
         force_setattr(self, "roll_ms", roll_ms)
 
     @property
-    def local_ms(self) -> int:
-        """Maximum local age of a tiered log; -1: without limit."""
-        return self.retention_ms if self.local_retention_ms == -2 else self.local_retention_ms
+    def retention(self) -> RetentionLimits:
+        """Limits of the whole log, none if its cleanup policy does not delete."""
+        if "delete" not in self.cleanup_policy:
+            return RetentionLimits(-1, -1)
+        return RetentionLimits(self.retention_ms, self.retention_bytes)
 
     @property
-    def local_bytes(self) -> int:
-        """Maximum local size of a tiered log; -1: without limit."""
-        return self.retention_bytes if self.local_retention_bytes == -2 else self.local_retention_bytes
+    def local_retention(self) -> RetentionLimits:
+        """Limits of the local part of a tiered log."""
+        return RetentionLimits(
+            self.retention_ms if self.local_retention_ms == -2 else self.local_retention_ms,
+            self.retention_bytes if self.local_retention_bytes == -2 else self.local_retention_bytes,
+        )
 
     @property
     def is_log_append_time(self) -> bool:

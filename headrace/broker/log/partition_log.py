@@ -46,6 +46,7 @@ from headrace.broker.log.folder import LogFolder
 from headrace.broker.log.preparation import prepare
 from headrace.broker.log.producer_state import AppendedBatch, Producer, ProducerState
 from headrace.broker.log.reader import Reader
+from headrace.broker.log.retention import retention_plan
 from headrace.broker.log.segment import POSITION_MAX, RELATIVE_OFFSET_MAX, Segment
 from headrace.broker.log.slice import LogSlice
 from headrace.broker.log.stamp import stamp, stamp_with_time
@@ -740,34 +741,21 @@ class PartitionLog:
         self._check_usable()
         if self._producers is not None:
             self._producers.expire(self._clock.monotonic(), self.config.producer_id_expiration_ms / 1000)
-        bound = high_watermark if floor is None else min(high_watermark, floor)
-        config = self.config
-        deletes = "delete" in config.cleanup_policy
-        excess = self.size_bytes - config.retention_bytes if deletes and config.retention_bytes >= 0 else -1
-        count = 0
-        for segment in self._segments:
-            if not segment.size or segment.end_offset > bound:
-                break
-            is_passed = segment.end_offset <= self.log_start_offset and not segment.is_active
-            is_excess = excess >= segment.size and not segment.is_active
-            if not (is_passed or is_excess or (deletes and self._is_too_old(segment, now_ms))):
-                break
-            excess -= segment.size
-            count += 1
+        *sealed, active = self._segments
+        count = retention_plan(
+            sealed,
+            self.config.retention,
+            active=active,
+            size_bytes=self.size_bytes,
+            log_start_offset=self.log_start_offset,
+            deletable_to=high_watermark if floor is None else min(high_watermark, floor),
+            now_ms=now_ms,
+        )
         if count:
             if count == len(self._segments):
                 self._roll()
             self._drop_first(count, self._segments[count].base_offset)
         return count
-
-    def _is_too_old(self, segment: Segment, now_ms: int) -> bool:
-        return self._is_older(segment, now_ms, self.config.retention_ms)
-
-    def _is_older(self, segment: Segment, now_ms: int, retention_ms: int) -> bool:
-        if retention_ms < 0:
-            return False
-        newest = max(segment.largest_timestamp, segment.untimed_append_ms)
-        return 0 <= newest < now_ms - retention_ms
 
     def note_tiered(self, up_to: int) -> None:
         """Durably note that remote storage has everything below `up_to`. Any thread may call it. Raises OSError."""
@@ -776,11 +764,15 @@ class PartitionLog:
 
     def has_local_excess(self, now_ms: int) -> bool:
         """Return whether local retention no longer covers the first segment, regardless of remote storage."""
-        if len(self._segments) == 1:
-            return False
-        config, first = self.config, self._segments[0]
-        is_excess = 0 <= config.local_bytes <= self.size_bytes - first.size
-        return is_excess or self._is_older(first, now_ms, config.local_ms)
+        count = retention_plan(
+            self._segments[:-1][:1],
+            self.config.local_retention,
+            size_bytes=self.size_bytes,
+            log_start_offset=0,
+            deletable_to=self.log_end_offset,
+            now_ms=now_ms,
+        )
+        return count > 0
 
     def roll(self) -> None:
         """Begin another segment, so that the present one can be copied. Raises KafkaError."""
@@ -800,17 +792,14 @@ class PartitionLog:
         self._check_usable()
         if self._producers is not None:
             self._producers.expire(self._clock.monotonic(), self.config.producer_id_expiration_ms / 1000)
-        config = self.config
-        excess = self.size_bytes - config.local_bytes if config.local_bytes >= 0 else -1
-        count = 0
-        for segment in self._segments[:-1]:
-            if segment.end_offset > (self.tiered_to if floor is None else min(self.tiered_to, floor)):
-                break
-            is_passed = segment.end_offset <= self.log_start_offset
-            if not (is_passed or excess >= segment.size or self._is_older(segment, now_ms, config.local_ms)):
-                break
-            excess -= segment.size
-            count += 1
+        count = retention_plan(
+            self._segments[:-1],
+            self.config.local_retention,
+            size_bytes=self.size_bytes,
+            log_start_offset=self.log_start_offset,
+            deletable_to=self.tiered_to if floor is None else min(self.tiered_to, floor),
+            now_ms=now_ms,
+        )
         if count:
             self._ready_epoch = -1
             try:

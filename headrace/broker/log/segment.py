@@ -311,6 +311,11 @@ class Segment:
     def largest_timestamp(self) -> int:
         return self.largest[0]
 
+    @property
+    def newest_ms(self) -> int:
+        """Time of the newest batch, for retention: its timestamp, or its append if it has none; -1 if unknown."""
+        return max(self.largest_timestamp, self.untimed_append_ms)
+
     def _load_indexes(self) -> None:
         index, time_index = OffsetIndex(self.base_offset), TimeIndex(self.base_offset)
         if self.size:

@@ -52,6 +52,7 @@ from headrace.broker.backup.archive import RESTORED_NAME
 from headrace.broker.configs.config_key import ConfigError
 from headrace.broker.configs.remote_log import is_enabled
 from headrace.broker.log.recovery import snapshot_name
+from headrace.broker.log.retention import retention_plan
 from headrace.broker.metadata.nodes import OwnedNodes
 from headrace.broker.partitions.data_dir import FROM_REMOTE_STORAGE
 from headrace.broker.remote.bootstrap import NODES, partition_files
@@ -631,27 +632,18 @@ class RemoteLogManager:
     # -- removing ------------------------------------------------------------------------------------------
 
     async def _expire(self, partition: Partition, log: PartitionLog, remote: RemoteLog) -> None:
-        config, now_ms = log.config, self._ages.time_ms()
-        stored = remote.manifest.segments
-        end_offset = remote.end_offset
-        local = sum(each.size for each in log.segments if each.base_offset >= end_offset)
-        excess = (
-            remote.manifest.size_bytes + local - config.retention_bytes if config.retention_bytes >= 0 else -1
-        )
+        stored, end_offset = remote.manifest.segments, remote.end_offset
+        local_bytes = sum(each.size for each in log.segments if each.base_offset >= end_offset)
         floor = self._floor(partition)
-        count = 0
-        for segment in stored:
-            is_passed = segment.end_offset <= log.log_start_offset
-            is_old = (
-                config.retention_ms >= 0 and 0 <= segment.largest_timestamp < now_ms - config.retention_ms
-            )
-            if not is_passed:
-                if not (is_old or excess >= segment.size):
-                    break
-                if floor is not None and segment.end_offset > floor:
-                    break
-            excess -= segment.size
-            count += 1
+        count = retention_plan(
+            stored,
+            log.config.retention,
+            size_bytes=remote.manifest.size_bytes + local_bytes,
+            log_start_offset=log.log_start_offset,
+            # A floor does not protect records that were deleted.
+            deletable_to=end_offset if floor is None else max(floor, log.log_start_offset),
+            now_ms=self._ages.time_ms(),
+        )
         if not count:
             if stored and log.log_start_offset > remote.manifest.log_start_offset:
                 await self._commit(log, remote, stored)  # deleted records must stay deleted for later owners

@@ -57,6 +57,11 @@ class RemoteSegment(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"{self.base_offset:020d}-{self.id}.segment"
 
     @property
+    def newest_ms(self) -> int:
+        """Time of the newest record, for retention; -1 if unknown."""
+        return self.largest_timestamp
+
+    @property
     def stored_size(self) -> int:
         return self.producers_position + self.producers_size
 
