@@ -11,11 +11,12 @@ import typer
 
 from headrace.tablelayer.cli.errors import CommandError
 from headrace.tablelayer.cli.options import DEFAULT_SERVER, Format, FormatOption, ServerOption
+from headrace.tablelayer.cli.words import counted
 
 cluster = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Brokers of a cluster and their partitions: status, brokers, drain, rebalance, replicate, adopt.",
+    help="Brokers of a cluster and their partitions: status, health, brokers, drain, rebalance, replicate, adopt.",
 )
 
 _NAMED_MAX = 10
@@ -28,41 +29,170 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from headrace.tablelayer.client import Connection
+    from headrace.tablelayer.client.admin.cluster_state import ClusterDescription, MissingBroker
     from headrace.tablelayer.client.admin.placement import Placement
 
 
 @cluster.command()
-def status(server: ServerOption = DEFAULT_SERVER) -> None:
-    """Show the brokers, and whether all partitions have a leader. The exit code is 1 if any is offline.
+def status(output: FormatOption = Format.TABLE, server: ServerOption = DEFAULT_SERVER) -> None:
+    """Show the brokers, those that are away too, and whether all partitions have a leader.
+
+    The exit code is 1 if a partition has no leader. `headrace cluster health` is stricter.
 
     \b
       headrace cluster status
+      headrace cluster status -o json
     """
     from headrace.tablelayer.cli.connect import open_connection
 
     with open_connection(server) as connection:
         found = connection.kafka.describe_cluster()
+    if output is Format.TABLE:
+        _show(found)
+    else:
+        _write(found, output)
+    if found.offline:
+        raise typer.Exit(1)
+
+
+def _show(found: ClusterDescription) -> None:
     controller = f"broker {found.controller}" if found.controller >= 0 else "none at the moment"
     typer.echo(f"cluster {found.cluster_id}, controller: {controller}")
+    alive = ", ".join(str(each.broker_id) for each in found.brokers)
+    typer.echo(f"{counted(len(found.brokers), 'broker')} alive: {alive}")
+    for each in found.missing:
+        typer.echo(f"  {missing_text(each)}")
     typer.echo(
-        f"{len(found.brokers)} brokers alive: {', '.join(str(each.broker_id) for each in found.brokers)}"
-    )
-    typer.echo(
-        f"{found.topic_count} topics, {found.partition_count} partitions, {len(found.offline)} offline"
+        f"{counted(found.topic_count, 'topic')}, {counted(found.partition_count, 'partition')},"
+        f" {len(found.offline)} offline"
     )
     for topic, partition in found.offline[:_NAMED_MAX]:
         typer.echo(f"  {topic}-{partition} has no leader: its broker is not alive")
     if len(found.offline) > _NAMED_MAX:
         typer.echo(f"  and {len(found.offline) - _NAMED_MAX} more")
     if found.under_replicated:
-        typer.echo(f"{len(found.under_replicated)} partitions have replicas that are not in sync")
-    if found.offline:
-        raise typer.Exit(1)
+        verb = "has" if len(found.under_replicated) == 1 else "have"
+        typer.echo(
+            f"{counted(len(found.under_replicated), 'partition')} {verb} replicas that are not in sync,"
+            f" {len(found.under_min_isr)} fewer in sync than min.insync.replicas"
+        )
+
+
+def missing_text(broker: MissingBroker) -> str:
+    """Return a sentence about a broker that is not alive."""
+    where = f" ({broker.host}:{broker.port})" if broker.host else ""
+    return f"broker {broker.broker_id}{where} is not alive; it has {counted(broker.replicas, 'replica')}"
+
+
+def _write(found: ClusterDescription, output: Format) -> None:
+    """Write one JSON object, or its numbers as CSV."""
+    from headrace.tablelayer.cli.output import write_object, write_rows
+
+    if output is Format.JSON:
+        write_object(cluster_object(found))
+        return
+    numbers = {
+        "brokers": len(found.brokers),
+        "missing brokers": len(found.missing),
+        "topics": found.topic_count,
+        "partitions": found.partition_count,
+        "offline": len(found.offline),
+        "under replicated": len(found.under_replicated),
+        "under min isr": len(found.under_min_isr),
+    }
+    write_rows(list(numbers), [list(numbers.values())], output)
+
+
+def cluster_object(found: ClusterDescription) -> dict[str, object]:
+    """Return everything that is known of a cluster, for programs."""
+    from dataclasses import asdict
+
+    def places(some: Sequence[tuple[str, int]]) -> list[dict[str, object]]:
+        return [{"topic": topic, "partition": partition} for topic, partition in some]
+
+    return {
+        "cluster_id": found.cluster_id,
+        "controller": found.controller,
+        "is_healthy": found.is_healthy,
+        "brokers": [asdict(each) for each in found.brokers],
+        "missing_brokers": [asdict(each) for each in found.missing],
+        "topics": found.topic_count,
+        "partitions": found.partition_count,
+        "offline": places(found.offline),
+        "under_replicated": places(found.under_replicated),
+        "under_min_isr": places(found.under_min_isr),
+    }
+
+
+@cluster.command()
+def health(
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the cluster is healthy.")] = False,
+    timeout: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="Longest time to wait, with --wait.")
+    ] = 300.0,
+    at_least: Annotated[
+        int, typer.Option("--brokers", min=1, metavar="COUNT", help="Number of brokers that must be alive.")
+    ] = 1,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Check a cluster, for scripts: the exit code is 0 if it is healthy, 1 if not.
+
+    A cluster is healthy if there is a controller, all registered brokers are alive, every partition has a leader, and
+    all replicas are in sync.
+
+    \b
+      headrace cluster health
+      headrace cluster health --wait --brokers 3 --timeout 60
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        reasons = _reasons(server, at_least)
+        if not reasons:
+            typer.echo("healthy")
+            return
+        if not wait or time.monotonic() >= deadline:
+            typer.echo("\n".join(reasons), err=True)
+            raise typer.Exit(1)
+        time.sleep(min(_LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
+
+
+def _reasons(server: str, at_least: int) -> list[str]:
+    """Return the reasons why a cluster is not healthy."""
+    from headrace.tablelayer.cli.connect import open_connection
+    from headrace.tablelayer.client import ConnectionFailed
+
+    try:
+        with open_connection(server) as connection:
+            return health_reasons(connection.kafka.describe_cluster(), at_least)
+    except ConnectionFailed as error:
+        return [str(error)]
+
+
+def health_reasons(found: ClusterDescription, at_least: int = 1) -> list[str]:
+    """Return the reasons why a cluster is not healthy."""
+    reasons = [missing_text(each) for each in found.missing]
+    if found.controller < 0:
+        reasons.append("there is no controller")
+    if len(found.brokers) < at_least:
+        reasons.append(f"{counted(len(found.brokers), 'broker')} alive, not {at_least}")
+    for places, what in (
+        (found.offline, "without a leader"),
+        (found.under_min_isr, "with fewer replicas in sync than min.insync.replicas"),
+        (found.under_replicated, "with replicas that are not in sync"),
+    ):
+        if places:
+            reasons.append(f"{counted(len(places), 'partition')} {what}: {_named(places)}")
+    return reasons
+
+
+def _named(places: Sequence[tuple[str, int]]) -> str:
+    more = f" and {len(places) - _NAMED_MAX} more" if len(places) > _NAMED_MAX else ""
+    return ", ".join(f"{topic}-{partition}" for topic, partition in places[:_NAMED_MAX]) + more
 
 
 @cluster.command()
 def brokers(output: FormatOption = Format.TABLE, server: ServerOption = DEFAULT_SERVER) -> None:
-    """List the brokers that are alive.
+    """List the brokers, those that are not alive too.
 
     \b
       headrace cluster brokers
@@ -78,13 +208,18 @@ def brokers(output: FormatOption = Format.TABLE, server: ServerOption = DEFAULT_
             each.broker_id,
             f"{each.host}:{each.port}",
             each.rack,
+            True,
             each.partitions_led,
             each.broker_id == found.controller,
         )
         for each in found.brokers
     ]
-    names = ("broker", "address", "rack", "partitions led", "is controller")
-    write_rows(names, rows, output, numeric=(True, False, False, True, False))
+    rows += [
+        (each.broker_id, f"{each.host}:{each.port}" if each.host else "unknown", each.rack, False, 0, False)
+        for each in found.missing
+    ]
+    names = ("broker", "address", "rack", "is alive", "partitions led", "is controller")
+    write_rows(names, sorted(rows), output, numeric=(True, False, False, False, True, False))
 
 
 @cluster.command()

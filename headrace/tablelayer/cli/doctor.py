@@ -25,14 +25,17 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from headrace.tablelayer.cli.cluster import missing_text
 from headrace.tablelayer.cli.errors import explain
 from headrace.tablelayer.cli.lake import span_text
 from headrace.tablelayer.cli.options import Format
 from headrace.tablelayer.cli.output import size_text, write_rows
+from headrace.tablelayer.cli.words import counted
 from headrace.tablelayer.client.wire.cluster import parse_bootstrap
 
 if TYPE_CHECKING:
     from headrace.tablelayer.client import Connection
+    from headrace.tablelayer.client.admin.cluster_state import ClusterDescription
     from headrace.tablelayer.client.admin.databases import ServerProcess
 
 _FILES_WARN, _FILES_FAIL = 65_536, 4_096
@@ -86,9 +89,7 @@ def examine(server: str, data: Path | None, listen: str | None, output: Format) 
     problems = sum(each.verdict is Verdict.PROBLEM for each in found)
     warnings = sum(each.verdict is Verdict.WARNING for each in found)
     if output is Format.TABLE:
-        typer.echo(
-            f"{problems} problem{'' if problems == 1 else 's'}, {warnings} warning{'' if warnings == 1 else 's'}"
-        )
+        typer.echo(f"{counted(problems, 'problem')}, {counted(warnings, 'warning')}")
     return 1 if problems else 0
 
 
@@ -315,14 +316,17 @@ def _asked(connection: Connection, server: str, running: Running) -> Iterator[Fi
 
     addresses = connection.kafka.brokers()
     running.addresses |= set(addresses.values()) | set(parse_bootstrap(connection.bootstrap))
-    yield Finding("server", Verdict.OK, f"{server} answers; {len(connection.kafka.list_topics())} topics")
+    yield Finding(
+        "server", Verdict.OK, f"{server} answers; {counted(len(connection.kafka.list_topics()), 'topic')}"
+    )
     try:
         databases = len(connection.admin.list_databases())
-        yield Finding("tables", Verdict.OK, f"{databases} database{'' if databases == 1 else 's'}")
+        yield Finding("tables", Verdict.OK, counted(databases, "database"))
     except UnsupportedRequest:
         yield Finding(
             "tables", Verdict.WARNING, f"{server} is a Kafka broker without tables", "headrace serve has them"
         )
+    yield from cluster_findings(connection.kafka.describe_cluster())
     reached = [advertised(node_id, host, port) for node_id, (host, port) in sorted(addresses.items())]
     yield from reached
     if any(each.verdict is not Verdict.OK for each in reached):
@@ -341,6 +345,32 @@ def _asked(connection: Connection, server: str, running: Running) -> Iterator[Fi
         running.processes[each.process_id] = server
         yield from process_findings(each)
     yield from lakes(connection)
+
+
+def cluster_findings(found: ClusterDescription) -> Iterator[Finding]:
+    """Check the brokers and the replicas, as `headrace cluster status` shows them."""
+    for broker in found.missing:
+        advice = f"start it, or move its replicas away: headrace cluster drain {broker.broker_id}"
+        yield Finding("cluster", Verdict.PROBLEM, missing_text(broker), advice)
+    if found.controller < 0:
+        yield Finding(
+            "cluster",
+            Verdict.PROBLEM,
+            "there is no controller",
+            "see whether ZooKeeper answers, and the brokers' logs",
+        )
+    for places, what, verdict in (
+        (found.offline, "without a leader", Verdict.PROBLEM),
+        (found.under_min_isr, "with fewer replicas in sync than min.insync.replicas", Verdict.PROBLEM),
+        (found.under_replicated, "with replicas that are not in sync", Verdict.WARNING),
+    ):
+        if places:
+            (topic, partition), count = places[0], counted(len(places), "partition")
+            named = f" ({topic}-{partition}{', ...' if len(places) > 1 else ''})"
+            yield Finding("cluster", verdict, f"{count} {what}{named}", "headrace cluster status names them")
+    if found.is_healthy:
+        alive = f"{counted(len(found.brokers), 'broker')} alive, all replicas in sync"
+        yield Finding("cluster", Verdict.OK, alive)
 
 
 def lakes(connection: Connection) -> Iterator[Finding]:

@@ -67,10 +67,12 @@ def describe(
 
     with open_connection(server) as connection:
         group = connection.kafka.describe_group(name)
-        ends = _offsets(connection, {topic for topic, _ in group.positions}, _LATEST)
+        topics = sorted({topic for topic, _ in group.positions})
+        ranges = connection.kafka.offset_ranges(topics) if topics else {}
     rows = []
     for (topic, partition), offset in sorted(group.positions.items()):
-        end = ends[topic].get(partition)
+        known = ranges.get(topic, {}).get(partition)
+        end = None if known is None else known.end
         rows.append((topic, partition, offset, end, None if end is None else end - offset))
     if output is Format.JSON:
         write_object(
@@ -239,19 +241,6 @@ def delete_offsets(
             confirm(f"Delete {what}?", yes=yes)
             connection.kafka.delete_offsets(name, topic, known)
             typer.echo(f"{what} are deleted")
-
-
-def _offsets(connection: Connection, topics: set[str], at: int) -> dict[str, dict[int, int]]:
-    """Return offsets by topic; nothing for topics that do not exist."""
-    from headrace.tablelayer.client import KafkaError
-
-    found: dict[str, dict[int, int]] = {}
-    for topic in topics:
-        try:
-            found[topic] = connection.kafka.offsets(topic, at)
-        except KafkaError:
-            found[topic] = {}  # deleted meanwhile
-    return found
 
 
 def _places(

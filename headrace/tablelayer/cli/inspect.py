@@ -60,12 +60,13 @@ def bucket_rows(connection: Connection, name: str, moment: int | None) -> list[R
     kafka, rows = connection.kafka, []
     for topic in _topics(connection, connection.table(name)):
         leaders, sizes = kafka.describe_topic(topic).leaders, kafka.log_sizes(topic).bytes.get(topic, {})
-        begin, end = kafka.offsets(topic, _EARLIEST), kafka.offsets(topic)
-        at = {} if moment is None else kafka.offsets(topic, moment)
-        for bucket in sorted(end):
-            row: Row = (topic, bucket, leaders[bucket], begin[bucket], end[bucket], sizes.get(bucket, 0))
+        ranges = kafka.offset_ranges([topic]).get(topic, {})
+        at = {} if moment is None else kafka.offsets(topic, moment, partitions=list(ranges))
+        for bucket, leader in sorted(leaders.items()):
+            offsets = ranges.get(bucket, (None, None))
+            row: Row = (topic, bucket, leader if leader >= 0 else None, *offsets, sizes.get(bucket, 0))
             if moment is not None:
-                row = (*row, end[bucket] if at[bucket] < 0 else at[bucket])
+                row = (*row, offsets[1] if at.get(bucket, -1) < 0 else at[bucket])
             rows.append(row)
     return rows
 

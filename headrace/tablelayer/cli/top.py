@@ -10,11 +10,13 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from headrace.tablelayer.cli.cluster import cluster_object, health_reasons
 from headrace.tablelayer.cli.connect import open_connection
 from headrace.tablelayer.cli.lake import span_text, state_text
 from headrace.tablelayer.cli.options import Format
 from headrace.tablelayer.cli.output import console, size_text, write_object, write_rows
 from headrace.tablelayer.client import Connection, KafkaError, UnsupportedRequest
+from headrace.tablelayer.client.admin.cluster_state import ClusterDescription
 from headrace.tablelayer.client.admin.databases import ServerProcess
 from headrace.tablelayer.client.admin.kafka import GroupDescription
 from headrace.tablelayer.lake.coordinator import list_lake
@@ -36,22 +38,19 @@ class Rate:
 
 
 def end_offsets(connection: Connection, *, internal: bool) -> dict[str, dict[int, int]]:
-    """Return the log end offsets of all topics; a topic that is deleted meanwhile is left out."""
-    found = {}
-    for topic in connection.kafka.list_topics():
-        if internal or not topic.is_internal:
-            try:
-                found[topic.name] = connection.kafka.offsets(topic.name)
-            except KafkaError:
-                continue
-    return found
+    """Return the log end offsets of all topics. Partitions without a leader are left out."""
+    shown = [topic.name for topic in connection.kafka.list_topics() if internal or not topic.is_internal]
+    ranges = connection.kafka.offset_ranges(shown) if shown else {}
+    return {name: {p: each.end for p, each in of_topic.items()} for name, of_topic in ranges.items()}
 
 
 def rates(before: dict[str, dict[int, int]], after: dict[str, dict[int, int]], seconds: float) -> list[Rate]:
-    """Return rates, busiest first. A new or recreated topic counts from offset 0."""
+    """Return rates, busiest first. A new or recreated topic counts from offset 0, and a partition of a known topic from
+    the first time that its end is known: it may have had no leader before.
+    """
     listed = []
     for topic, ends in after.items():
-        earlier = before.get(topic, {})
+        earlier = {**ends, **before[topic]} if topic in before else {}
         grown = sum(end - earlier.get(p, 0) if end >= earlier.get(p, 0) else end for p, end in ends.items())
         listed.append(Rate(topic, len(ends), sum(ends.values()), grown / seconds))
     return sorted(listed, key=lambda rate: (-rate.per_second, rate.topic))
@@ -126,6 +125,7 @@ class _Look:
     ends: dict[str, dict[int, int]]
     servers: list[ServerProcess]
     groups: list[GroupDescription]
+    cluster: ClusterDescription
 
 
 def _look(connection: Connection, *, internal: bool) -> _Look:
@@ -139,7 +139,8 @@ def _look(connection: Connection, *, internal: bool) -> _Look:
             groups.append(connection.kafka.describe_group(listed.group))
         except KafkaError:
             continue  # deleted meanwhile
-    return _Look(time.monotonic(), end_offsets(connection, internal=internal), servers, groups)
+    ends, cluster = end_offsets(connection, internal=internal), connection.kafka.describe_cluster()
+    return _Look(time.monotonic(), ends, servers, groups, cluster)
 
 
 def _tiered(connection: Connection) -> dict[str, ListedLake]:
@@ -168,16 +169,17 @@ def watch(server: str, *, interval_s: float, looks: int | None, internal: bool, 
             lags = group_lags(now.groups, now.ends, lags_before, seconds)
             tiered = _tiered(connection)
             if output is not Format.TABLE:
-                _write(used, topics, lags, tiered, output, first=done == 0)
+                _write(now.cluster, used, topics, lags, tiered, output, first=done == 0)
             elif live is None:
-                out.print(_shown(used, topics, lags, tiered))
+                out.print(_shown(now.cluster, used, topics, lags, tiered))
             else:
-                live.update(_shown(used, topics, lags, tiered), refresh=True)
+                live.update(_shown(now.cluster, used, topics, lags, tiered), refresh=True)
             before, lags_before = now, {(each.group, each.topic): each.lag for each in lags}
             done += 1
 
 
 def _write(
+    cluster: ClusterDescription,
     used: Sequence[Load],
     topics: Sequence[Rate],
     lags: Sequence[Lag],
@@ -194,6 +196,7 @@ def _write(
         write_object(
             {
                 "time": datetime.now(UTC),
+                "cluster": cluster_object(cluster),
                 "servers": [asdict(each) for each in used],
                 "topics": [{**asdict(each), **_lake_columns(tiered.get(each.topic))} for each in topics],
                 "groups": [asdict(each) for each in lags],
@@ -213,7 +216,11 @@ def _lake_columns(lake: ListedLake | None) -> dict[str, object]:
 
 
 def _shown(
-    used: Sequence[Load], topics: Sequence[Rate], lags: Sequence[Lag], tiered: Mapping[str, ListedLake]
+    cluster: ClusterDescription,
+    used: Sequence[Load],
+    topics: Sequence[Rate],
+    lags: Sequence[Lag],
+    tiered: Mapping[str, ListedLake],
 ) -> Group:
     from rich.console import Group
     from rich.text import Text
@@ -225,6 +232,7 @@ def _shown(
         )
         for each in used
     ]
+    parts += [Text(each, style="bold red") for each in health_reasons(cluster)]
     titles = ["topic or table", "partitions", "end offsets", "records/s"]
     table = _grid([*titles, "lake behind", "lake lag"] if tiered else titles, ["lake"] if tiered else [])
     for rate in topics:

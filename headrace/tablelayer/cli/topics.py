@@ -34,7 +34,7 @@ class Lines(StrEnum):
 
 
 _EARLIEST, _LATEST = -2, -1
-_PARTITION_COLUMNS = ("partition", "leader", "first offset", "end offset")
+_PARTITION_COLUMNS = ("partition", "leader", "replicas", "in sync", "offline", "first offset", "end offset")
 _PIECE_RECORDS, _PIECE_BYTES = 5_000, 1 << 20
 """Limits of one write: the input may be larger than memory."""
 
@@ -47,6 +47,8 @@ def list_topics(
 ) -> None:
     """List all topics. A table `db.t` is a topic too.
 
+    The number of offsets is unknown (NULL) while a partition has no leader.
+
     \b
       headrace topics list
     """
@@ -55,15 +57,32 @@ def list_topics(
 
     with open_connection(server) as connection:
         found = [topic for topic in connection.kafka.list_topics() if internal or not topic.is_internal]
-        rows = []
-        for topic in found:
-            end = connection.kafka.offsets(topic.name)
-            begin = connection.kafka.offsets(topic.name, _EARLIEST)
-            kept = sum(end.values()) - sum(begin.values())
-            rows.append((topic.name, len(topic.leaders), kept, str(topic.topic_id)))
-    write_rows(
-        ("topic", "partitions", "offsets kept", "id"), rows, output, numeric=(False, True, True, False)
+        ranges = connection.kafka.offset_ranges([topic.name for topic in found]) if found else {}
+    rows = []
+    for topic in found:
+        parts = topic.partitions.values()
+        known = ranges.get(topic.name, {}).values()
+        rows.append(
+            (
+                topic.name,
+                len(parts),
+                min((len(each.replicas) for each in parts), default=0),
+                sum(len(each.in_sync) < len(each.replicas) for each in parts),
+                sum(each.leader < 0 for each in parts),
+                sum(each.end - each.first for each in known) if len(known) == len(parts) else None,
+                str(topic.topic_id),
+            )
+        )
+    names = (
+        "topic",
+        "partitions",
+        "replicas",
+        "under replicated",
+        "without leader",
+        "offsets kept",
+        "id",
     )
+    write_rows(names, rows, output, numeric=(False, True, True, True, True, True, False))
 
 
 @topics.command("import")
@@ -152,7 +171,9 @@ def describe(
     output: FormatOption = Format.TABLE,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """Show a topic's partitions, offsets and configuration.
+    """Show a topic's partitions with their replicas and offsets, and its configuration.
+
+    A partition without a leader is shown without offsets.
 
     \b
       headrace topics describe clicks
@@ -162,8 +183,12 @@ def describe(
 
     with open_connection(server) as connection:
         topic = connection.kafka.describe_topic(name)
-        begin, end = connection.kafka.offsets(name, _EARLIEST), connection.kafka.offsets(name)
-    partitions = [(p, topic.leaders[p], begin[p], end[p]) for p in sorted(topic.leaders)]
+        ranges = connection.kafka.offset_ranges([name]).get(name, {})
+    partitions = []
+    for number, part in sorted(topic.partitions.items()):
+        offsets = ranges.get(number, (None, None))
+        leader = part.leader if part.leader >= 0 else None
+        partitions.append((number, leader, part.replicas, part.in_sync, part.offline, *offsets))
     if output is Format.JSON:
         write_object(
             {
@@ -182,7 +207,11 @@ def describe(
         if topic.configs_withheld:
             typer.echo("  not authorized: its configurations are withheld (DESCRIBE_CONFIGS)")
         typer.echo("")
-    write_rows(_PARTITION_COLUMNS, partitions, output, numeric=(True,) * 4)
+    rows = [
+        [",".join(map(str, each)) if isinstance(each, tuple) else each for each in row] for row in partitions
+    ]
+    numeric = (True, True, False, False, False, True, True)
+    write_rows(_PARTITION_COLUMNS, rows, output, numeric=numeric)
 
 
 @topics.command()

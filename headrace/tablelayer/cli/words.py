@@ -58,6 +58,11 @@ def topic_and_partitions(text: str) -> tuple[str, list[int] | None]:
     return topic, [int(part) for part in parts]
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: 1 topic, 2 topics."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def confirm(question: str, *, yes: bool) -> None:
     """Ask for confirmation on the terminal unless `yes`. A negative answer ends the command."""
     if not yes:

@@ -21,11 +21,13 @@ TOPICS_MAX: Final = 500
 
 
 class Look(msgspec.Struct, frozen=True):
-    """The servers' state at one moment. `ends` and `sizes` are by topic, `cpu_ms` by broker and process."""
+    """The servers' state at one moment. `ends` are by topic and partition, without partitions that have no leader;
+    `sizes` by topic, `cpu_ms` by broker and process.
+    """
 
     at: float
     time_ms: int
-    ends: Mapping[str, int]
+    ends: Mapping[str, Mapping[int, int]]
     sizes: Mapping[str, int]
     topic_count: int
     cpu_ms: Mapping[tuple[int, int], int]
@@ -45,12 +47,12 @@ class Point(msgspec.Struct, frozen=True):
 def look(connection: Connection, at: float, time_ms: int) -> Look:
     """Ask the servers for their state. Raises KafkaError, ClientError."""
     topics = [each for each in connection.kafka.list_topics() if not each.is_internal]
-    ends = {}
-    for topic in topics[:TOPICS_MAX]:
-        try:
-            ends[topic.name] = sum(connection.kafka.offsets(topic.name).values())
-        except KafkaError:
-            continue  # deleted meanwhile, or not authorized
+    asked = [each.name for each in topics[:TOPICS_MAX]]
+    ranges = connection.kafka.offset_ranges(asked) if asked else {}
+    ends = {
+        topic: {partition: each.end for partition, each in of_topic.items()}
+        for topic, of_topic in ranges.items()
+    }
     try:
         sizes = {name: sum(parts.values()) for name, parts in connection.kafka.log_sizes().bytes.items()}
     except KafkaError:
@@ -71,12 +73,15 @@ def look(connection: Connection, at: float, time_ms: int) -> Look:
 
 
 def rates(before: Look, after: Look) -> dict[str, float]:
-    """Return records per second by topic. A topic that is new, or was created again, counts from offset 0."""
+    """Return records per second by topic. A topic that is new, or was created again, counts from offset 0; a partition
+    of a known topic from the first look at which its end is known.
+    """
     seconds = max(after.at - before.at, 1e-3)
     found = {}
-    for topic, end in after.ends.items():
-        earlier = before.ends.get(topic, 0)
-        found[topic] = (end - earlier if end >= earlier else end) / seconds
+    for topic, ends in after.ends.items():
+        earlier = {**ends, **before.ends[topic]} if topic in before.ends else {}
+        grown = (end - earlier.get(p, 0) if end >= earlier.get(p, 0) else end for p, end in ends.items())
+        found[topic] = sum(grown) / seconds
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, Final
@@ -42,6 +42,8 @@ class Views:
             "brokers": len(cluster.brokers),
             "topics": cluster.topic_count,
             "partitions": cluster.partition_count,
+            "missing": [each.broker_id for each in cluster.missing],
+            "under_replicated": len(cluster.under_replicated),
             "offline": [{"topic": topic, "partition": partition} for topic, partition in cluster.offline],
             "busiest": [{"topic": name, "records_per_second": rate} for name, rate in busiest],
             "history": self._history.points(),
@@ -69,6 +71,7 @@ class Views:
                     "broker": each.broker_id,
                     "address": f"{each.host}:{each.port}",
                     "rack": each.rack,
+                    "alive": True,
                     "controller": each.broker_id == cluster.controller,
                     "partitions_led": each.partitions_led,
                     "version": None if process is None else process.version,
@@ -78,7 +81,23 @@ class Views:
                     "disk_bytes": total,
                 }
             )
-        return {"brokers": listed}
+        listed += [
+            {
+                "broker": each.broker_id,
+                "address": f"{each.host}:{each.port}" if each.host else None,
+                "rack": each.rack,
+                "alive": False,
+                "controller": False,
+                "partitions_led": 0,
+                "version": None,
+                "up_ms": None,
+                "memory_bytes": None,
+                "disk_free_bytes": -1,
+                "disk_bytes": -1,
+            }
+            for each in cluster.missing
+        ]
+        return {"brokers": sorted(listed, key=lambda each: each["broker"])}
 
     def broker_configs(self, broker: str) -> dict[str, Any]:
         return {"configs": self._configs(ConfigKind.BROKER, broker)}
@@ -103,6 +122,10 @@ class Views:
                     "internal": each.is_internal,
                     "table": each.name in tables,
                     "partitions": len(each.leaders),
+                    "under_replicated": sum(
+                        len(p.in_sync) < len(p.replicas) for p in each.partitions.values()
+                    ),
+                    "offline": sum(p.leader < 0 for p in each.partitions.values()),
                     "bytes": sum(sizes.get(each.name, {}).values()),
                     "records_per_second": rates.get(each.name),
                 }
@@ -114,7 +137,7 @@ class Views:
     def topic(self, topic: str) -> dict[str, Any]:
         kafka = self._connection.kafka
         found = kafka.describe_topic(topic)
-        begin, end = kafka.offsets(topic, EARLIEST), kafka.offsets(topic)
+        ranges = kafka.offset_ranges([topic]).get(topic, {})
         try:
             sizes: Mapping[int, int] = kafka.log_sizes(topic).bytes.get(topic, {})
         except KafkaError:
@@ -128,12 +151,15 @@ class Views:
             "partitions": [
                 {
                     "partition": partition,
-                    "leader": leader,
-                    "first_offset": begin.get(partition),
-                    "end_offset": end.get(partition),
+                    "leader": each.leader if each.leader >= 0 else None,
+                    "replicas": list(each.replicas),
+                    "in_sync": list(each.in_sync),
+                    "offline": list(each.offline),
+                    "first_offset": ranges[partition].first if partition in ranges else None,
+                    "end_offset": ranges[partition].end if partition in ranges else None,
                     "bytes": sizes.get(partition),
                 }
-                for partition, leader in sorted(found.leaders.items())
+                for partition, each in sorted(found.partitions.items())
             ],
         }
 
@@ -176,15 +202,25 @@ class Views:
         if not 1 <= limit <= RECORDS_MAX:
             raise RequestError(f"limit is {limit}: it must be 1 to {RECORDS_MAX}")
         kafka = self._connection.kafka
-        kafka.describe_topic(topic)  # raises at once if it does not exist
-        begin, end = kafka.offsets(topic, EARLIEST), kafka.offsets(topic)
-        places = sorted(end) if partition is None else [partition]
-        if partition is not None and partition not in end:
-            raise RequestError(f"{topic} has no partition {partition}: it has 0 to {len(end) - 1}")
-        if offset is not None and partition is None and len(end) > 1:
+        described = kafka.describe_topic(topic)  # raises at once if it does not exist
+        count = len(described.partitions)
+        if partition is not None and partition not in described.partitions:
+            raise RequestError(f"{topic} has no partition {partition}: it has 0 to {count - 1}")
+        if offset is not None and partition is None and count > 1:
             raise RequestError("an offset needs a partition: give one")
+        ranges = kafka.offset_ranges([topic]).get(topic, {})
+        if partition is not None and partition not in ranges:
+            raise RequestError(
+                f"partition {partition} of {topic} has no leader now: its brokers are not alive"
+            )
+        begin = {p: each.first for p, each in ranges.items()}
+        end = {p: each.end for p, each in ranges.items()}
+        places = sorted(end) if partition is None else [partition]
         if timestamp is not None:
-            at = {p: found if found >= 0 else end[p] for p, found in kafka.offsets(topic, timestamp).items()}
+            at = {
+                p: found if found >= 0 else end[p]
+                for p, found in kafka.offsets(topic, timestamp, partitions=places).items()
+            }
         elif offset is not None:
             at = dict.fromkeys(places, offset)
         elif newest:
@@ -201,6 +237,7 @@ class Views:
             "records": [record_of(each) for each in shown],
             "next": {str(p): offset for p, offset in after.items()},
             "ends": {str(p): end[p] for p in places},
+            "without_leader": sorted(described.partitions.keys() - ranges.keys()),
             "looked_at": looked_at,
             "complete": all(after[p] >= end[p] for p in places),
         }
@@ -237,12 +274,13 @@ class Views:
 
     def tail(self, topic: str, partition: int | None) -> Iterator[list[KafkaRecord]]:
         """Iterate over new records; an empty list if none came for a second."""
-        self._connection.kafka.describe_topic(topic)
-        at = self._connection.kafka.offsets(topic)
-        if partition is not None:
-            at = {p: offset for p, offset in at.items() if p == partition}
-        if not at:
+        known = self._connection.kafka.describe_topic(topic).partitions
+        if partition is not None and partition not in known:
             raise RequestError(f"{topic} has no partition {partition}")
+        ranges = self._connection.kafka.offset_ranges([topic]).get(topic, {})
+        at = {p: each.end for p, each in ranges.items() if partition in (None, p)}
+        if not at:
+            raise RequestError(f"{topic} has no leader now: its brokers are not alive")
         while True:
             records, after = self._connection.kafka.read(topic, at, max_wait_ms=1000)
             yield [each for each in records if each.offset >= at[each.partition]]
@@ -267,9 +305,7 @@ class Views:
                 continue  # deleted meanwhile
             topics = {topic for topic, _ in group.positions}
             lag = 0
-            for topic in topics:
-                if topic not in ends:
-                    ends[topic] = self._offsets(topic, -1)
+            ends |= self._ends(topics - ends.keys())
             for (topic, partition), offset in group.positions.items():
                 lag += max(0, ends[topic].get(partition, offset) - offset)
             listed.append(
@@ -286,7 +322,7 @@ class Views:
 
     def group(self, group: str) -> dict[str, Any]:
         found = self._connection.kafka.describe_group(group)
-        ends = {topic: self._offsets(topic, -1) for topic in {topic for topic, _ in found.positions}}
+        ends = self._ends({topic for topic, _ in found.positions})
         return {
             "group": found.group,
             "state": found.state,
@@ -351,11 +387,10 @@ class Views:
             ],
         }
 
-    def _offsets(self, topic: str, at: int) -> Mapping[int, int]:
-        try:
-            return self._connection.kafka.offsets(topic, at)
-        except KafkaError:
-            return {}  # deleted meanwhile
+    def _ends(self, topics: Collection[str]) -> dict[str, Mapping[int, int]]:
+        """Return the ends of partitions that have a leader; nothing for topics that do not exist."""
+        ranges = self._connection.kafka.offset_ranges(sorted(topics)) if topics else {}
+        return {topic: {p: each.end for p, each in ranges.get(topic, {}).items()} for topic in topics}
 
     # -- the lake, refused records -------------------------------------------------------------------------
 

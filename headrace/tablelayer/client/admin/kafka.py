@@ -5,7 +5,6 @@ It is for administration, and for tests of the Kafka view of tables. Programs us
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -54,6 +53,14 @@ from headrace.protocol.messages.offset_delete import (
     OffsetDeleteRequestTopic,
     OffsetDeleteResponse,
 )
+from headrace.tablelayer.client.admin.cluster_state import (
+    ClusterDescription,
+    OffsetRange,
+    PartitionDescription,
+    describe_cluster,
+    described,
+    offset_ranges,
+)
 from headrace.tablelayer.client.admin.configs import (
     ConfigKind,
     ConfigListing,
@@ -90,6 +97,7 @@ class TopicDescription:
     leaders: Mapping[int, int]
     configs: Mapping[str, str] = field(default_factory=dict)
     configs_withheld: bool = False
+    partitions: Mapping[int, PartitionDescription] = field(default_factory=dict)
 
     def required_configs(self) -> Mapping[str, str]:
         """Return `configs`. KafkaError TOPIC_AUTHORIZATION_FAILED if they are withheld."""
@@ -154,32 +162,6 @@ class KafkaRecord:
     headers: tuple[tuple[str, bytes | None], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerDescription:
-    """A live broker: its advertised address, and the number of partitions that it leads."""
-
-    broker_id: int
-    host: str
-    port: int
-    rack: str | None
-    partitions_led: int
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterDescription:
-    """A cluster. `controller` is -1 while there is none. `offline` has the partitions without a leader, as (topic,
-    partition), and `under_replicated` the partitions whose replicas are not all in sync.
-    """
-
-    cluster_id: str
-    controller: int
-    brokers: Sequence[BrokerDescription]
-    topic_count: int
-    partition_count: int
-    offline: Sequence[tuple[str, int]]
-    under_replicated: Sequence[tuple[str, int]] = ()
-
-
 class AsyncKafkaAdmin:
     """Creates, describes and changes topics and groups."""
 
@@ -191,40 +173,8 @@ class AsyncKafkaAdmin:
         return Deadline(self._cluster.config.delivery_timeout_ms)
 
     async def describe_cluster(self) -> ClusterDescription:
-        """Return the cluster's brokers and the state of its partitions, internal topics included."""
-
-        async def attempt(deadline: Deadline) -> ClusterDescription:
-            answer = await self._cluster.metadata(None, deadline)
-            places = [
-                (topic.name or "", each.partition_index, each.leader_id)
-                for topic in answer.topics
-                for each in topic.partitions
-            ]
-            led = Counter(leader for _, _, leader in places)
-            brokers = [
-                BrokerDescription(each.node_id, each.host, each.port, each.rack, led[each.node_id])
-                for each in sorted(answer.brokers, key=lambda each: each.node_id)
-            ]
-            offline = sorted((topic, partition) for topic, partition, leader in places if leader < 0)
-            behind = sorted(
-                (topic.name or "", each.partition_index)
-                for topic in answer.topics
-                for each in topic.partitions
-                if len(each.isr_nodes) < len(each.replica_nodes)
-            )
-            return ClusterDescription(
-                answer.cluster_id or "",
-                answer.controller_id,
-                brokers,
-                len(answer.topics),
-                len(places),
-                offline,
-                behind,
-            )
-
-        return await retrying(
-            attempt, config=self._cluster.config, deadline=self._deadline(), repeatable=True
-        )
+        """Return the cluster's brokers, those that are away too, and its partitions, internal topics included."""
+        return await describe_cluster(self._cluster)
 
     async def placements(self) -> list[Placement]:
         """Return the replicas of every partition, internal topics included, the preferred leader first."""
@@ -273,6 +223,7 @@ class AsyncKafkaAdmin:
                         topic.topic_id,
                         topic.is_internal,
                         {p.partition_index: p.leader_id for p in topic.partitions},
+                        partitions={p.partition_index: described(p) for p in topic.partitions},
                     )
                     for topic in answer.topics
                 ),
@@ -345,7 +296,10 @@ class AsyncKafkaAdmin:
             if entry.config_source == 1 and entry.value is not None
         }
         leaders = {p.partition_index: p.leader_id for p in topics[0].partitions}
-        return TopicDescription(name, topics[0].topic_id, topics[0].is_internal, leaders, explicit, withheld)
+        partitions = {p.partition_index: described(p) for p in topics[0].partitions}
+        return TopicDescription(
+            name, topics[0].topic_id, topics[0].is_internal, leaders, explicit, withheld, partitions
+        )
 
     async def add_partitions(self, topic: str, count: int, *, validate_only: bool = False) -> None:
         """Increase the number of a topic's partitions to `count`. Records with a key may go to another partition from
@@ -391,19 +345,27 @@ class AsyncKafkaAdmin:
         """
         return await self._producer.produce(topic, records)
 
-    async def offsets(self, topic: str, at: int = LATEST, *, committed: bool = False) -> dict[int, int]:
-        """Return offsets of all partitions: LATEST (-1, the end), EARLIEST (-2), or the first at or after a time in ms
-        (-1: none). With `committed` the end is the beginning of the first undecided transaction.
+    async def offsets(
+        self,
+        topic: str,
+        at: int = LATEST,
+        *,
+        committed: bool = False,
+        partitions: Sequence[int] | None = None,
+    ) -> dict[int, int]:
+        """Return offsets of partitions (None: all): LATEST (-1, the end), EARLIEST (-2), or the first at or after a
+        time in ms (-1: none). With `committed` the end is the beginning of the first undecided transaction.
+
+        KafkaError LEADER_NOT_AVAILABLE while one of them has no leader: see `offset_ranges`.
         """
 
         async def attempt(deadline: Deadline) -> dict[int, int]:
             routes = await self._cluster.routes(topic, deadline)
             found: dict[int, int] = {}
-            for leader, partitions in (
-                await self._cluster.by_leader(topic, sorted(routes.leaders), deadline)
-            ).items():
+            wanted = sorted(routes.leaders if partitions is None else partitions)
+            for leader, led in (await self._cluster.by_leader(topic, wanted, deadline)).items():
                 answers = await list_offsets(
-                    self._cluster, topic, at, leader, partitions, deadline, committed=committed
+                    self._cluster, topic, at, leader, led, deadline, committed=committed
                 )
                 for partition, answer in answers.items():
                     raise_for(answer.error_code, None, doing=f"find offsets of {topic}")
@@ -417,6 +379,16 @@ class AsyncKafkaAdmin:
             repeatable=True,
             on_stale_route=lambda: self._cluster.forget_routes(topic),
         )
+
+    async def offset_ranges(
+        self, topics: Sequence[str] | None = None
+    ) -> Mapping[str, Mapping[int, OffsetRange]]:
+        """Return the first offset and the end of each partition, by topic (None: all topics) and partition.
+
+        Partitions without a leader and topics that do not exist are left out. Each broker is asked once for all that it
+        leads.
+        """
+        return await offset_ranges(self._cluster, topics)
 
     async def delete_records(self, topic: str, before: Mapping[int, int]) -> dict[int, int]:
         """Delete the records before an offset of each partition (-1: all), and return where the logs begin now.

@@ -19,6 +19,7 @@ class KafkaAdmin(Waiting):
     delete_topic = waits(AsyncKafkaAdmin.delete_topic)
     describe_topic = waits(AsyncKafkaAdmin.describe_topic)
     offsets = waits(AsyncKafkaAdmin.offsets)
+    offset_ranges = waits(AsyncKafkaAdmin.offset_ranges)
     delete_records = waits(AsyncKafkaAdmin.delete_records)
     log_sizes = waits(AsyncKafkaAdmin.log_sizes)
     brokers = waits(AsyncKafkaAdmin.brokers)

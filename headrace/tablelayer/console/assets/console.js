@@ -22,7 +22,8 @@ async function overview() {
       found.trouble ? failure(new Error(found.trouble)) : "",
       h("div", { class: "cards" },
         card("offline partitions", found.offline.length ? count(found.offline.length) : "none", found.offline.length ? "bad" : "good"),
-        card("brokers", count(found.brokers)), card("topics", count(found.topics)), card("partitions", count(found.partitions)),
+        card("brokers", found.missing.length ? `${count(found.brokers)}, away: ${found.missing.join(", ")}` : count(found.brokers), found.missing.length ? "bad" : null),
+        card("partitions not in sync", found.under_replicated ? count(found.under_replicated) : "none", found.under_replicated ? "bad" : "good"), card("topics", count(found.topics)), card("partitions", count(found.partitions)),
         card("records a second", count(last.records_per_second)), card("in logs", size(last.bytes)),
         card("refused records", count(found.refused), found.refused ? "bad" : null)),
       h("div", { class: "plots" },
@@ -51,7 +52,8 @@ async function topics([name, tab]) {
   let found = [];
   const draw = () => list.replaceChildren(grid([["topic", (each) => topicLink(each.name)],
     ["kind", (each) => (each.table ? tableLink(each.name) : each.internal ? "internal" : "topic")],
-    ["partitions", (each) => count(each.partitions), "number"], ["log", (each) => size(each.bytes), "number"],
+    ["partitions", (each) => count(each.partitions), "number"],
+    ["health", (each) => (each.offline ? h("span", { class: "bad" }, `${count(each.offline)} without a leader`) : each.under_replicated ? h("span", { class: "bad" }, `${count(each.under_replicated)} not in sync`) : "")], ["log", (each) => size(each.bytes), "number"],
     ["records a second", (each) => count(each.records_per_second), "number"]],
   found.filter((each) => each.name.includes(filter.value)), "Topics"));
   const fill = async () => { found = (await ask(`/api/topics${query({ internal })}`)).topics; draw(); };
@@ -67,7 +69,9 @@ async function topic(name, tab) {
   if (about.writes) names.push(["produce", "Produce"]);
   const head = [h("h1", {}, found.name, " ", h("span", { class: "tag" }, found.table ? "table" : found.internal ? "internal" : "topic")), tabs(base, names, tab)];
   if (found.table) head.push(h("p", {}, "A table: ", tableLink(found.name), " has its rows, columns and options."));
-  if (tab === "partitions") return [...head, h("section", {}, grid([["partition", (each) => each.partition, "number"], ["leader", (each) => each.leader, "number"],
+  if (tab === "partitions") return [...head, h("section", {}, grid([["partition", (each) => each.partition, "number"],
+    ["leader", (each) => each.leader ?? h("span", { class: "bad" }, "none"), "number"], ["replicas", (each) => each.replicas.join(", ")], ["in sync", (each) => each.in_sync.join(", ")],
+    ["offline", (each) => (each.offline.length ? h("span", { class: "bad" }, each.offline.join(", ")) : "")],
     ["first offset", (each) => count(each.first_offset), "number"], ["end offset", (each) => count(each.end_offset), "number"],
     ["log", (each) => size(each.bytes), "number"]], found.partitions, "Partitions"))];
   if (tab === "configs") return [...head, configs((await ask(`${at}/configs`)).configs)];
@@ -130,7 +134,8 @@ function browser(at, found) {
       records = answer.records; next = answer.next;
       more.disabled = answer.complete || !partition.value || kind === "newest";
       more.title = partition.value ? "" : "choose a partition to continue from the last record";
-      state.textContent = `${count(records.length)} records of ${count(answer.looked_at)} looked at${answer.complete ? "" : "; there are more"}`;
+      const dark = answer.without_leader.length ? `; without a leader, and left out: ${answer.without_leader.join(", ")}` : "";
+      state.textContent = `${count(records.length)} records of ${count(answer.looked_at)} looked at${answer.complete ? "" : "; there are more"}${dark}`;
       draw();
     } catch (error) { state.textContent = ""; list.replaceChildren(failure(error)); }
   }
@@ -322,9 +327,9 @@ async function brokers([id]) {
   if (id) return [h("h1", {}, `Broker ${id}`), configs((await ask(`/api/brokers/${part(id)}/configs`)).configs)];
   const found = (await ask("/api/brokers")).brokers;
   return [h("h1", {}, "Brokers"), h("section", {}, grid([["broker", (each) => h("a", { href: `#/brokers/${part(each.broker)}` }, each.broker)], ["address", (each) => each.address, "code"],
-    ["controller", (each) => (each.controller ? "yes" : "")], ["leads", (each) => count(each.partitions_led), "number"], ["version", (each) => each.version ?? "–"],
+    ["state", (each) => h("span", { class: each.alive ? "good" : "bad" }, each.alive ? "alive" : "not alive")], ["controller", (each) => (each.controller ? "yes" : "")], ["leads", (each) => count(each.partitions_led), "number"], ["version", (each) => each.version ?? "–"],
     ["up", (each) => span(each.up_ms), "number"], ["memory", (each) => size(each.memory_bytes), "number"],
-    ["disk free", (each) => `${size(each.disk_free_bytes)} of ${size(each.disk_bytes)}`, "number"]], found, "Brokers"))];
+    ["disk free", (each) => (each.disk_bytes < 0 ? "–" : `${size(each.disk_free_bytes)} of ${size(each.disk_bytes)}`), "number"]], found, "Brokers"))];
 }
 
 // -- users and rights ---------------------------------------------------------------------------------------

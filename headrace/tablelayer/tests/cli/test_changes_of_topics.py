@@ -255,7 +255,8 @@ def test_describe_says_the_same_as_json(headrace, connection, topic):
     assert described == {
         "topic": topic, "is table": False, "configs": {},
         "partitions": [
-            {"partition": p, "leader": 0, "first offset": 0, "end offset": int(p == 2)} for p in range(3)
+            {"partition": p, "leader": 0, "replicas": [0], "in sync": [0], "offline": [], "first offset": 0,
+             "end offset": int(p == 2)} for p in range(3)
         ],
     }  # fmt: skip
 

@@ -15,7 +15,7 @@ def test_a_single_server_is_a_cluster_of_one(headrace, server) -> None:
     assert (broker["broker"], broker["address"], broker["is controller"]) == (0, server, True)
     said = headrace("cluster", "status", "--server", server).stdout
     assert "controller: broker 0" in said
-    assert "1 brokers alive: 0" in said
+    assert "1 broker alive: 0" in said
     assert " 0 offline" in said
 
 

@@ -1,0 +1,108 @@
+"""The commands and the console while a broker of a cluster is away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from typer.testing import CliRunner, Result
+
+from headrace.broker.extension import Extension
+from headrace.broker.tests.replication.test_replication import create, described
+from headrace.tablelayer.cli.main import app
+from headrace.tablelayer.cli.top import rates
+from headrace.tablelayer.client import connect
+from headrace.tablelayer.console.history import History, Look, look
+from headrace.tablelayer.console.history import rates as console_rates
+from headrace.tablelayer.console.views import Views
+from headrace.tablelayer.server.extension import TableExtension
+from simulator.cluster import DirectCluster, direct_cluster
+
+TOPIC = "orders"
+
+
+def extensions() -> Sequence[Extension]:
+    return [TableExtension()]
+
+
+def commands(cluster: DirectCluster) -> Callable[..., Result]:
+    address = ",".join(f"127.0.0.1:{each.broker.port}" for each in cluster.brokers.values())
+    return lambda *words: CliRunner().invoke(app, [*words, "--server", address])
+
+
+async def test_a_missing_broker_is_named_and_what_is_left_is_shown(tmp_path: Path) -> None:
+    async with direct_cluster(tmp_path, 3, extensions) as cluster:
+        await create(cluster.brokers[1], replicas=1, partitions=3)
+        run = commands(cluster)
+        whole = await asyncio.to_thread(run, "cluster", "health", "--wait", "--brokers", "3")
+        assert (whole.exit_code, whole.stdout) == (0, "healthy\n")
+        leaders = [each.leader_id for each in await described(cluster.brokers[1])]
+        lost = leaders.index(3)
+        address = f"127.0.0.1:{cluster.brokers[3].broker.port}"
+        await cluster.stop(3)
+        await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 2)
+        run = commands(cluster)
+        gone = f"broker 3 ({address}) is not alive; it has 1 replica"
+        await asyncio.to_thread(shown_by_commands, run, gone, leaders, lost)
+        await asyncio.to_thread(shown_by_console, cluster, lost)
+        await cluster.start(3)
+        back = await asyncio.to_thread(run, "cluster", "health", "--wait", "--timeout", "60")
+        assert (back.exit_code, back.stdout) == (0, "healthy\n")
+
+
+def shown_by_commands(run: Callable[..., Result], gone: str, leaders: list[int], lost: int) -> None:
+    said = run("cluster", "status")
+    assert said.exit_code == 1, said.stderr
+    assert f"2 brokers alive: 1, 2\n  {gone}\n" in said.stdout
+    assert f"  {TOPIC}-{lost} has no leader: its broker is not alive\n" in said.stdout
+    state = json.loads(run("cluster", "status", "-o", "json").stdout)
+    assert [each["broker_id"] for each in state["missing_brokers"]] == [3]
+    assert (state["offline"], state["is_healthy"]) == ([{"topic": TOPIC, "partition": lost}], False)
+    (health, late) = (
+        run("cluster", "health"),
+        run("cluster", "health", "--brokers", "3", "--wait", "--timeout", "0"),
+    )
+    assert (health.exit_code, health.stderr) == (1, f"{gone}\n1 partition without a leader: {TOPIC}-{lost}\n")
+    assert (late.exit_code, "2 brokers alive, not 3" in late.stderr) == (1, True)
+    listed = [json.loads(line) for line in run("cluster", "brokers", "-o", "json").stdout.splitlines()]
+    assert [each["is alive"] for each in listed] == [True, True, False]
+    (topic,) = [json.loads(line) for line in run("topics", "list", "-o", "json").stdout.splitlines()]
+    assert (topic["partitions"], topic["without leader"], topic["offsets kept"]) == (3, 1, None)
+    parts = json.loads(run("topics", "describe", TOPIC, "-o", "json").stdout)["partitions"]
+    assert [each["leader"] for each in parts] == [None if each == 3 else each for each in leaders]
+    assert [each["offline"] for each in parts] == [[3] if each == 3 else [] for each in leaders]
+    assert [each["end offset"] for each in parts] == [None if each == 3 else 0 for each in leaders]
+    top = run("top", "-n", "1", "--interval", "0.1")
+    assert (top.exit_code, gone in top.stdout) == (0, True)
+    doctor = run("doctor", "-o", "json")
+    found = [json.loads(line) for line in doctor.stdout.splitlines()]
+    assert doctor.exit_code == 1
+    assert [each["what"] for each in found if each["check"] == "cluster"] == [
+        gone,
+        f"1 partition without a leader ({TOPIC}-{lost})",
+    ]
+
+
+def shown_by_console(cluster: DirectCluster, lost: int) -> None:
+    with connect(f"127.0.0.1:{cluster.brokers[1].broker.port}") as connection:
+        views = Views(connection, History(lambda: connection))
+        assert [each["alive"] for each in views.brokers()["brokers"]] == [True, True, False]
+        assert [(each["leader"], each["in_sync"]) for each in views.topic(TOPIC)["partitions"]][lost] == (
+            None,
+            [3],
+        )
+        assert views.overview()["missing"] == [3]
+        assert [each["offline"] for each in views.topics(internal=False)["topics"]] == [1]
+        everything = dict.fromkeys(("partition", "offset", "timestamp", "key", "contains"))
+        records = views.records(TOPIC, **everything, limit=10, newest=True)
+        assert (records["records"], records["without_leader"]) == ([], [lost])
+        assert set(look(connection, 0.0, 0).ends[TOPIC]) == {0, 1, 2} - {lost}
+
+
+def test_a_partition_that_was_away_has_not_grown_by_all_that_it_has() -> None:
+    before, after = {"t": {0: 5}}, {"t": {0: 7, 1: 900}, "new": {0: 3}}
+    assert {each.topic: each.per_second for each in rates(before, after, 1.0)} == {"t": 2, "new": 3}
+    looks = [Look(at, 0, ends, {}, 1, {}, 0) for at, ends in ((0.0, before), (1.0, after))]
+    assert console_rates(*looks) == {"t": 2, "new": 3}
