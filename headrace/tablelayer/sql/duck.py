@@ -12,7 +12,6 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -25,9 +24,11 @@ from headrace.tablelayer.sql.types import quoted
 
 _BATCH_ROWS = 20_000
 _UNKNOWN_COLUMN = (
-    re.compile(r'Referenced column "(?P<column>[^"]+)" not found'),
-    re.compile(r'(?:Table|Values list) "(?P<table>[^"]+)" does not have a column named "(?P<column>[^"]+)"'),
-    re.compile(r'Referenced table "(?P<table>[^"]+)" not found'),
+    re.compile(r'Referenced column "(?P<column>.+?)" not found'),
+    re.compile(
+        r'(?:Table|Values list) "(?P<table>.+?)" does not have a column named "(?P<column>.+?)"(?=\n|$)'
+    ),
+    re.compile(r'Referenced table "(?P<table>.+?)" not found'),
 )
 
 
@@ -88,10 +89,8 @@ class Engine:
         self._select = select
         self._sources = sources
         self._names = {name: f"table_{index}" for index, name in enumerate(sources)}
-        known = {name: source.schema for name, source in sources.items() if source.schema is not None}
-        self._write = partial(to_duckdb, select, self._names, schemas=known)
-        self._before = before
-        self._sql = before + self._write()
+        known = {name: source.types for name, source in sources.items() if source.types is not None}
+        self._sql = before + to_duckdb(select, self._names, schemas=known)
         self._reads_once = select.reads_once
         self._files = files
 
@@ -172,21 +171,13 @@ class Engine:
 
     def _bind(self, database: Any) -> None:
         """Check the query against the columns. Raises DuckDB's errors."""
-        import duckdb
-
         schemas = {name: source.schema for name, source in self._sources.items()}
         if not schemas or self._select.pivots or any(schema is None for schema in schemas.values()):
             return
         for name, schema in schemas.items():
             assert schema is not None
             database.register(self._names[name], schema.empty_table())
-        try:
-            _ = database.sql(self._sql).columns
-        except duckdb.Error as error:
-            if "_NS" not in str(error):
-                raise
-            self._sql = self._before + self._write(casts=True)
-            _ = database.sql(self._sql).columns
+        _ = database.sql(self._sql).columns
         for name in schemas:
             database.unregister(self._names[name])
 
@@ -225,7 +216,7 @@ class Engine:
                 continue
             if "column" not in pattern.groupindex:
                 return f"there is no table '{found['table']}' in this query"
-            name = found["column"]
+            name = found["column"].replace('""', '"')
             schemas = {
                 table: source.schema.names
                 for table, source in self._sources.items()

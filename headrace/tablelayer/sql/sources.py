@@ -59,13 +59,19 @@ class Source:
     """One source of a query.
 
     `schema` has all available columns, None if it is only known after reading. `read` gives the rows, `batches` streams
-    them (None: they cannot be streamed).
+    them (None: they cannot be streamed). `expected` has the columns that a lake's rows have if `schema` is None.
     """
 
     step: Step
     schema: pa.Schema | None
     read: Callable[[], pa.Table | pa.RecordBatchReader]
     batches: Callable[[], tuple[pa.Schema, Iterator[pa.RecordBatch]]] | None = None
+    expected: pa.Schema | None = None
+
+    @property
+    def types(self) -> pa.Schema | None:
+        """The columns as far as they are known before reading."""
+        return self.expected if self.schema is None else self.schema
 
 
 def source_of(connection: Connection, name: str, select: Select, known: Known | None = None) -> Source:
@@ -138,6 +144,7 @@ def _of_table(
                     connection, path, columns, wanted, predicate=pushed, dropped=False, **past
                 ).reader()
             ),
+            expected=table.arrow_schema,
         )
     if is_changelog:
 

@@ -1,15 +1,18 @@
-"""Comparisons and functions of columns with nanoseconds, rewritten in SQL that DuckDB supports.
+"""Comparisons and functions of values with nanoseconds, rewritten in SQL that DuckDB supports.
 
-DuckDB compares a TIMESTAMP_NS, TIMESTAMPTZ_NS or TIME_NS with a literal by casting the literal. A literal beyond the
-type's range is an error, one with nine digits is cut to six, and TIMESTAMPTZ_NS and TIME_NS have no comparisons with
-the types of microseconds, and no functions. Here such literals become literals of the column's own type, and a
-comparison with a value beyond the range becomes its answer (null for null). If DuckDB has refused the query
-(`casts`), the other side of a comparison and the argument of a function are cast. A column is found through the
-tables in the FROM of its SELECT; a column that is not found stays unchanged.
+DuckDB compares a TIMESTAMP_NS, TIMESTAMPTZ_NS or TIME_NS with another value by casting that value. A value beyond the
+type's range is an error, a literal with nine digits is cut to six, and there are no comparisons of TIMESTAMPTZ_NS and
+TIME_NS with the types of microseconds. Most functions take microseconds only: DuckDB rounds a TIMESTAMP_NS for them, so
+that `year` can return the next year, and refuses the other two types.
+
+Here literals become literals of the column's own type. A comparison with a literal beyond the range becomes its answer
+(null for null), and another value beyond the range becomes the type's infinity. Functions get microseconds that are cut
+downwards. The types are those of `query_types`; an expression of an unknown type stays unchanged.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,21 +21,42 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.dialects.duckdb import DuckDB
 
-from headrace.tablelayer.model.ddl.scopes import defining
+from headrace.tablelayer.model.ddl.query_types import QueryTypes, has_nanoseconds
 from headrace.tablelayer.model.filters.conditions import moment_text, nanoseconds
 from headrace.tablelayer.model.filters.trees import only, understood
 from headrace.tablelayer.model.types.column_types import from_arrow
 
 _NS, _TZ_NS, _TIME_NS = "TIMESTAMP_NS", "TIMESTAMPTZ_NS", "TIME_NS"
+_CUT = "MAKE_TIMESTAMP(EPOCH_NS(x) // 1000 - CAST(EPOCH_NS(x) % 1000 < 0 AS BIGINT))"
 _COARSER = {
-    _TZ_NS: "COALESCE(CAST(MAKE_TIMESTAMP(EPOCH_NS(x) // 1000 - CAST(EPOCH_NS(x) % 1000 < 0 AS BIGINT))"
-    " AS TIMESTAMPTZ), CAST(x AS TIMESTAMPTZ))",
+    _NS: f"COALESCE({_CUT}, CAST(x AS TIMESTAMP))",
+    _TZ_NS: f"COALESCE(CAST({_CUT} AS TIMESTAMPTZ), CAST(x AS TIMESTAMPTZ))",
     _TIME_NS: "CAST(MAKE_TIMESTAMP(EPOCH_NS(x) // 1000) AS TIME)",
 }
-"""Conversions to types that functions accept. They cut, because a cast rounds; infinities have no EPOCH_NS.
-
-Functions accept a TIMESTAMP_NS directly.
-"""
+"""Conversions to microseconds. They cut, because a cast rounds; infinities have no EPOCH_NS."""
+_CLAMPED = (
+    "CASE WHEN CAST(x AS {0}) > CAST('2262-04-11 23:47:16.854775' AS {0}) THEN CAST('infinity' AS {1})"
+    " WHEN CAST(x AS {0}) < CAST('1677-09-21 00:12:43.145225' AS {0}) THEN CAST('-infinity' AS {1})"
+    " ELSE CAST(x AS {1}) END"
+)
+_FINER = {
+    _NS: _CLAMPED.format("TIMESTAMP", _NS),
+    _TZ_NS: _CLAMPED.format("TIMESTAMPTZ", _TZ_NS),
+    _TIME_NS: f"CAST(x AS {_TIME_NS})",
+}
+"""Conversions of any moment to nanoseconds, infinite beyond the range."""
+OF_MICROSECONDS = frozenset(
+    {
+        "age", "approx_quantile", "avg", "century", "date_add", "date_diff", "date_part", "date_sub", "date_trunc",
+        "datediff", "datepart", "datesub", "datetrunc", "day", "dayname", "dayofmonth", "dayofweek", "dayofyear",
+        "decade", "epoch", "epoch_ms", "epoch_us", "equi_width_bins", "era", "extract", "generate_series", "hour",
+        "isfinite", "isinf", "isodow", "isoyear", "julian", "last_day", "mad", "mean", "microsecond", "millennium",
+        "millisecond", "minute", "month", "monthname", "quarter", "range", "second", "time_bucket", "timezone_hour",
+        "timezone_minute", "week", "weekday", "weekofyear", "year", "yearweek",
+    }
+)  # fmt: skip
+"""DuckDB's functions of dates and times that do not take nanoseconds. Some take TIME_NS; they cut it, too."""
+_OF_SAME_TYPE = (exp.Coalesce, exp.Greatest, exp.Least)
 _LIMIT = 1 << 63
 _LESS, _GREATER = (exp.LT, exp.LTE), (exp.GT, exp.GTE)
 _MIRRORED: dict[type, type] = {
@@ -43,157 +67,165 @@ _NULL_SAFE: dict[type, tuple[type, bool]] = {
     exp.NullSafeNEQ: (exp.NEQ, True),
 }
 """IS [NOT] DISTINCT FROM: the comparison that it is between values, and its answer where one side is NULL."""
-_MOMENT_TYPES = ("date", "timestamp", "timestampntz", "timestamp_ns", "timestamptz", "timestampltz")
+_Type = exp.DataType.Type
+_MOMENT_TYPES = (
+    _Type.DATE,
+    _Type.TIMESTAMP,
+    _Type.TIMESTAMPNTZ,
+    _Type.TIMESTAMP_NS,
+    _Type.TIMESTAMPTZ,
+    _Type.TIMESTAMPLTZ,
+)
+_MICROSECOND_TYPES = (
+    _Type.DATE, _Type.TIME, _Type.TIMETZ, _Type.TIMESTAMP, _Type.TIMESTAMPNTZ, _Type.TIMESTAMPTZ, _Type.TIMESTAMPLTZ,
+    _Type.TIMESTAMP_S, _Type.TIMESTAMP_MS,
+)  # fmt: skip
 
 
-def adapt_moments(tree: exp.Expr, tables: Mapping[int, pa.Schema], *, casts: bool) -> None:
-    """Change a query in place. `tables`: the schemas of its table nodes, by `id`."""
+def adapt_moments(tree: exp.Expr, tables: Mapping[str, pa.Schema]) -> None:
+    """Change a query in place. `tables`: schemas by the keys in the `meta` of the table nodes."""
     kinds = _Kinds(tables)
-    if not kinds.any:
-        return
-    names = {id(select): list(map(_shown, select.expressions)) for select in tree.find_all(exp.Select)}
     node: Any
     for node in reversed(list(tree.walk())):  # parts before the whole, which copies them
-        if only(node, exp.Between, "this", "low", "high") and (kind := kinds.of(node.this)) is not None:
-            low = exp.GTE(this=node.this.copy(), expression=node.args["low"].copy())
-            high = exp.LTE(this=node.this.copy(), expression=node.args["high"].copy())
-            both = exp.And(this=_compared(low, kind, casts), expression=_compared(high, kind, casts))
-            node.replace(exp.Paren(this=both))
+        if only(node, exp.Between, "this", "low", "high"):
+            _between(node, kinds)
         elif only(node, exp.In, "this", "expressions") and (kind := kinds.of(node.this)) is not None:
-            _among(node, kind, casts)
+            _among(node, kind)
+        elif only(node, exp.In, "this", "query"):
+            _among_rows(node, node.args["query"], kinds)
         elif type(node) in _MIRRORED and understood(node, "this", "expression"):
-            kind = kinds.of(node.this)
-            other = kinds.of(node.expression)
-            if kind is None and other is not None:
-                mirrored = _MIRRORED[type(node)](this=node.expression.copy(), expression=node.this.copy())
-                node.replace(exp.Paren(this=_compared(mirrored, other, casts)))
-            elif kind is not None and kind != other:
-                node.replace(exp.Paren(this=_compared(node.copy(), kind, casts)))
+            if isinstance(node.expression, (exp.Any, exp.All)):
+                _among_rows(node, node.expression.this, kinds)
+            else:
+                _comparison(node, kinds)
         elif type(node) in _NULL_SAFE and understood(node, "this", "expression"):
-            _null_safe(node, kinds, casts)
-        elif casts and (kind := kinds.of(node)) in _COARSER and _takes_microseconds(node.parent):
-            assert kind is not None
-            node.replace(_cut(node.copy(), kind))
-    for select in tree.find_all(exp.Select):
-        for given, name in zip(list(select.expressions), names.get(id(select), ()), strict=False):
-            if not isinstance(given, exp.Alias) and _shown(given) != name:
-                given.replace(exp.alias_(given.copy(), name, quoted=True))
+            _null_safe(node, kinds)
+        elif isinstance(node, (*_OF_SAME_TYPE, exp.Case)):
+            _with_one_type(node, kinds)
+        elif _takes_microseconds(node.parent, node) and (kind := kinds.of(node)) is not None:
+            node.replace(_converted(node, _COARSER[kind]))
 
 
-def _null_safe(node: Any, kinds: _Kinds, casts: bool) -> None:
-    """Change IS [NOT] DISTINCT FROM between a column and a literal, which is never NULL."""
+def _between(node: Any, kinds: _Kinds) -> None:
+    parts = [
+        exp.GTE(this=node.this.copy(), expression=node.args["low"].copy()),
+        exp.LTE(this=node.this.copy(), expression=node.args["high"].copy()),
+    ]
+    if not any(map(kinds.of, (node.this, node.args["low"], node.args["high"]))):
+        return
+    both = exp.And(this=parts[0], expression=parts[1])
+    node.replace(exp.Paren(this=both))
+    for part in parts:
+        _comparison(part, kinds)
+
+
+def _comparison(node: Any, kinds: _Kinds) -> None:
+    kind, other = kinds.of(node.this), kinds.of(node.expression)
+    if kind is None and other is not None:
+        mirrored = _MIRRORED[type(node)](this=node.expression.copy(), expression=node.this.copy())
+        node.replace(exp.Paren(this=_compared(mirrored, other)))
+    elif kind is not None and other is None:
+        node.replace(exp.Paren(this=_compared(node.copy(), kind)))
+
+
+def _null_safe(node: Any, kinds: _Kinds) -> None:
+    """Change IS [NOT] DISTINCT FROM. A literal is never NULL; the conversion of another value keeps a NULL."""
     comparison, without_value = _NULL_SAFE[type(node)]
     for column, other in ((node.this, node.expression), (node.expression, node.this)):
         kind = kinds.of(column)
-        if kind is not None and _ticks(other, kind) is not None:
+        if kind is None or kinds.of(other) is not None:
+            continue
+        if _ticks(other, kind) is None:
+            other.replace(_operand(other.copy(), kind))
+        else:
             plain = comparison(this=column.copy(), expression=other.copy())
             answer = exp.Boolean(this=without_value)
-            node.replace(exp.Coalesce(this=_compared(plain, kind, casts), expressions=[answer]))
-            return
+            node.replace(exp.Coalesce(this=_compared(plain, kind), expressions=[answer]))
+        return
 
 
-def _shown(expression: exp.Expr) -> str:
-    """Return approximately the name that DuckDB gives to an unnamed column."""
-    return expression.sql(dialect=DuckDB, normalize_functions="lower")
+def _among_rows(node: Any, query: Any, kinds: _Kinds) -> None:
+    """Change IN, ANY and ALL of a query's rows."""
+    kind, other = kinds.of(node.this), kinds.of(query)
+    if kind is not None and other is None:
+        query.replace(_converted_rows(query, kind))
+    elif kind is None and other is not None:
+        node.this.replace(_operand(node.this.copy(), other))
+
+
+def _with_one_type(node: Any, kinds: _Kinds) -> None:
+    """Cast the values that a function returns one of: DuckDB does not mix types of nanoseconds with others."""
+    values = (
+        [*(each.args["true"] for each in node.args["ifs"]), node.args.get("default")]
+        if isinstance(node, exp.Case)
+        else [node.this, *node.expressions]
+    )
+    wanted = kinds.common(values)
+    if wanted is None:
+        return
+    for value in values:
+        if not isinstance(value, (exp.Null, exp.Literal, type(None))) and kinds.of(value) is None:
+            value.replace(_cast(value.copy(), wanted))
 
 
 class _Kinds:
-    """DuckDB's types of the columns that have nanoseconds."""
+    """DuckDB's types of the expressions that have nanoseconds."""
 
-    def __init__(self, tables: Mapping[int, pa.Schema]) -> None:
-        self._tables = tables
-        self.any = any(_kind(each) for schema in tables.values() for each in schema.types)
+    def __init__(self, tables: Mapping[str, pa.Schema]) -> None:
+        self._types = QueryTypes(tables)
 
     def of(self, node: Any) -> str | None:
-        while only(node, exp.Paren, "this"):
-            node = node.this
-        if only(node, exp.Min, "this") or only(node, exp.Max, "this"):
-            return self.of(node.this)
-        if not only(node, exp.Column, "this", "table") or not isinstance(node.this, exp.Identifier):
-            return None
-        name, select = node.name.lower(), node.find_ancestor(exp.Select)
-        if select is None or (not node.table and any(_is_named(each, name) for each in select.expressions)):
-            return None
-        found = self._of_sources(select, node.table.lower(), name)
-        return found.pop() if found is not None and len(found) == 1 else None
+        return _kind(self._types.of(node))
 
-    def _of_sources(self, select: exp.Select, qualifier: str, name: str) -> set[str | None] | None:
-        """Return the types of the columns with this name in a FROM; None if they are not known."""
-        found = set[str | None]()
-        for source in (select.args.get("from_"), *(select.args.get("joins") or ())):
-            if source is None:
-                continue
-            table = source.this
-            if qualifier and table.alias_or_name.lower() != qualifier:
-                continue
-            schema = self._tables.get(id(table))
-            given = (
-                self._of_query(table, name)
-                if schema is None
-                else {_kind(each.type) for each in schema if each.name.lower() == name}
-            )
-            if given is None:
-                return None
-            found |= given
-        return found
-
-    def _of_query(self, source: exp.Expr, name: str) -> set[str | None] | None:
-        """Do the same as `_of_sources` for a query in brackets or in WITH."""
-        query = defining(source) if isinstance(source, exp.Table) and not source.db else source
-        if not isinstance(query, (exp.CTE, exp.Subquery)) or type(query.this) is not exp.Select:
-            return None
-        for each in (query, source):
-            alias = each.args.get("alias")
-            if alias is not None and not only(alias, exp.TableAlias, "this"):
-                return None
-        found = set[str | None]()
-        for given in query.this.expressions:
-            if only(given, exp.Star):
-                inner = self._of_sources(query.this, "", name)
-                if inner is None:
-                    return None
-                found |= inner
-            elif isinstance(given, exp.Star) or isinstance(given.this, exp.Star):
-                return None
-            elif given.alias_or_name.lower() == name:
-                found.add(self.of(given.unalias()))
-        return found
+    def common(self, nodes: list[Any]) -> str | None:
+        return _kind(self._types.common(nodes))
 
 
-def _is_named(expression: exp.Expr, name: str) -> bool:
-    """Return whether a SELECT expression has the name of a column but is not that column."""
-    return (
-        isinstance(expression, exp.Alias)
-        and expression.alias.lower() == name
-        and not (isinstance(expression.this, exp.Column) and expression.this.name.lower() == name)
-    )
-
-
-def _kind(arrow_type: pa.DataType) -> str | None:
-    if pa.types.is_timestamp(arrow_type) and arrow_type.unit == "ns":
+def _kind(arrow_type: pa.DataType | None) -> str | None:
+    if arrow_type is None or not has_nanoseconds(arrow_type):
+        return None
+    if pa.types.is_timestamp(arrow_type):
         return _NS if arrow_type.tz is None else _TZ_NS
-    return _TIME_NS if pa.types.is_time64(arrow_type) and arrow_type.unit == "ns" else None
+    return _TIME_NS
 
 
 def _cast(node: exp.Expr, kind: str) -> exp.Expr:
     return exp.Cast(this=node, to=exp.DataType(this=exp.DataType.Type.USERDEFINED, kind=kind))
 
 
-def _cut(node: exp.Expr, kind: str) -> exp.Expr:
-    """Return a value in microseconds."""
-    made = sqlglot.parse_one(_COARSER[kind], read=DuckDB)
+def _converted(node: exp.Expr, formula: str) -> exp.Expr:
+    """Return a formula over `x` with the node in its place."""
+    made = sqlglot.parse_one(formula, read=DuckDB)
     for place in list(made.find_all(exp.Column)):
-        place.replace(node.copy())
+        place.replace(exp.Paren(this=node.copy()))
     return made
 
 
-def _takes_microseconds(parent: exp.Expr | None) -> bool:
-    """Return whether a node is a function or a sum, which DuckDB only has for microseconds."""
+def _converted_rows(query: Any, kind: str) -> exp.Expr:
+    """Return a query of one column with its values in nanoseconds."""
+    made: Any = sqlglot.parse_one(f"(SELECT {_FINER[kind]} FROM (SELECT 1) AS each_(x))", read=DuckDB)
+    made.find(exp.From).this.set(
+        "this", (query.unnest() if isinstance(query, exp.Subquery) else query).copy()
+    )
+    return made  # type: ignore[no-any-return]
+
+
+def _takes_microseconds(parent: exp.Expr | None, node: exp.Expr) -> bool:
+    """Return whether a node is calculated with, cast to a type of microseconds, or an argument of such a function."""
+    while isinstance(parent, exp.Distinct):
+        parent = parent.parent
     if isinstance(parent, (exp.Add, exp.Sub)):
         return True
-    return isinstance(parent, exp.Func) and not isinstance(
-        parent, (exp.AggFunc, exp.Cast, exp.And, exp.Or, exp.Is)
-    )
+    if isinstance(parent, exp.Cast):
+        return parent.this is node and parent.to.this in _MICROSECOND_TYPES
+    if not isinstance(parent, exp.Func):
+        return False
+    written = _FUNCTION.match(parent.sql(dialect=DuckDB))
+    names = [parent.name] if isinstance(parent, exp.Anonymous) else list(type(parent).sql_names())
+    return any(name.lower() in OF_MICROSECONDS for name in (*names, *(written.groups() if written else ())))
+
+
+_FUNCTION = re.compile(r'"?(\w+)"?\(')
 
 
 def _ticks(node: Any, kind: str) -> int | None:
@@ -201,7 +233,7 @@ def _ticks(node: Any, kind: str) -> int | None:
     while only(node, exp.Paren, "this"):
         node = node.this
     if only(node, exp.Cast, "this", "to") and only(node.to, exp.DataType, "this"):
-        if not node.to.is_type(*_MOMENT_TYPES):
+        if node.to.this not in _MOMENT_TYPES:
             return None
         node = node.this
     if kind == _TIME_NS or not only(node, exp.Literal, "this", "is_string") or not node.is_string:
@@ -224,12 +256,12 @@ def _literal(ticks: int, kind: str) -> exp.Expr:
     return _cast(exp.Literal.string(text), kind)
 
 
-def _compared(comparison: exp.Expr, kind: str, casts: bool) -> exp.Expr:
+def _compared(comparison: exp.Expr, kind: str) -> exp.Expr:
     """Return a comparison of a column of the kind, on its left side, with any expression."""
     column, other = comparison.this, comparison.expression
     ticks = _ticks(other, kind)
     if ticks is None:
-        comparison.set("expression", _operand(other, kind, casts))
+        comparison.set("expression", _operand(other, kind))
         return comparison
     least = _literal(1 - _LIMIT, kind)
     if ticks == -_LIMIT and type(comparison) in (exp.EQ, exp.LTE):
@@ -243,24 +275,25 @@ def _compared(comparison: exp.Expr, kind: str, casts: bool) -> exp.Expr:
     return (exp.EQ if holds else exp.NEQ)(this=column, expression=column.copy())
 
 
-def _operand(other: Any, kind: str, casts: bool) -> exp.Expr:
+def _operand(other: Any, kind: str) -> exp.Expr:
     """Return the other side of a comparison if it is not a literal that was understood."""
     of_text = only(other, exp.Cast, "this", "to") and only(other.this, exp.Literal, "this", "is_string")
     if of_text and kind == _TIME_NS and other.to.is_type("time"):
         return _cast(other.this, kind)
-    if casts and kind != _NS and not isinstance(other, (exp.Literal, exp.Null, exp.Any, exp.All)):
-        return _cast(exp.Paren(this=other), kind)
-    same: exp.Expr = other
-    return same
+    if isinstance(other, exp.Subquery):
+        return _converted_rows(other, kind)
+    if isinstance(other, (exp.Literal, exp.Null, exp.Tuple)):
+        return other
+    return _converted(other, _FINER[kind])
 
 
-def _among(node: exp.In, kind: str, casts: bool) -> None:
+def _among(node: exp.In, kind: str) -> None:
     """Rewrite an IN with those values that the column can have."""
     kept, column = list[exp.Expr](), node.this
     for value in node.expressions:
         ticks = _ticks(value, kind)
         if ticks is None:
-            kept.append(_operand(value.copy(), kind, casts))
+            kept.append(_operand(value.copy(), kind))
         elif -_LIMIT < ticks < _LIMIT:
             kept.append(_literal(ticks, kind))
         elif ticks == -_LIMIT:

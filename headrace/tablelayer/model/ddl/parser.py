@@ -59,7 +59,7 @@ def parse(
     return parser.statements()
 
 
-_OF_QUERIES = ("DESC", "WITH", "FROM", "PIVOT", "UNPIVOT")
+_OF_QUERIES = ("DESC", "WITH", "FROM", "VALUES", "PIVOT", "UNPIVOT")
 """First words of queries that an error does not list."""
 
 
@@ -90,6 +90,7 @@ class Parser(QueryReader):
             "FROM": self.query,
             "PIVOT": self.query,
             "UNPIVOT": self.query,
+            "VALUES": self.query,
             "EXPLAIN": self.explain,
             "SUMMARIZE": self.summarize,
         }

@@ -13,7 +13,7 @@ from headrace.tablelayer.model.ddl.clauses import ClauseReader
 from headrace.tablelayer.model.ddl.query import Select
 from headrace.tablelayer.model.ddl.tokens import TokenStream
 
-_BEGINNINGS = ("SELECT", "WITH", "FROM", "PIVOT", "UNPIVOT")
+_BEGINNINGS = ("SELECT", "WITH", "FROM", "VALUES", "PIVOT", "UNPIVOT")
 
 
 _AFTER_NAMES = (TokenType.COMMA, TokenType.R_PAREN, TokenType.DOT, TokenType.SEMICOLON)

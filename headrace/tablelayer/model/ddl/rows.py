@@ -67,9 +67,10 @@ class RowsReader:
             stream.position += 1
             columns = tuple(self.reader.names())
         self.reader.refuse("PARTITION", what="INSERT INTO ...")
-        if self.reader.at_query():
-            return InsertSelect(path, columns, self.reader.query())
-        stream.expect("VALUES")
+        if not stream.accept("VALUES"):
+            if self.reader.at_query():
+                return InsertSelect(path, columns, self.reader.query())
+            raise stream.expected("VALUES or a query")
         rows: list[tuple[Value | Expression | Default, ...]] = []
         while True:
             token = stream.expect_kind(TokenType.L_PAREN, "'(' and the values of a row")

@@ -18,14 +18,15 @@ from typing import Any
 import pyarrow as pa
 import sqlglot
 from msgspec.structs import replace
-from sqlglot import exp
+from sqlglot import TokenType, exp
 from sqlglot.dialects.duckdb import DuckDB
 from sqlglot.errors import ParseError, TokenError
 
+from headrace.tablelayer.model.ddl.adapt import adapt
 from headrace.tablelayer.model.ddl.errors import DdlError
 from headrace.tablelayer.model.ddl.known import check_known
-from headrace.tablelayer.model.ddl.moments import adapt_moments
 from headrace.tablelayer.model.ddl.query import Bounds, PastTable, Select
+from headrace.tablelayer.model.ddl.query_types import SCHEMA
 from headrace.tablelayer.model.ddl.scopes import defining
 from headrace.tablelayer.model.filters.trees import conjuncts, only, understood
 from headrace.tablelayer.model.types.column_types import DATE, timestamp
@@ -50,25 +51,25 @@ def to_duckdb(
     *,
     every_row: bool = False,
     schemas: Mapping[str, pa.Schema] | None = None,
-    casts: bool = False,
 ) -> str:
     """Return the query in DuckDB's SQL, with the tables of `tables` renamed to `names`.
 
-    `every_row`: without its WHERE. `schemas` (of the known tables) and `casts` are for `adapt_moments`.
+    `every_row`: without its WHERE. `schemas`: those of the known tables.
     """
     tree = _parse_one(select.sql)
     _quote_reserved(tree)
     if every_row:
         tree.set("where", None)
     qualified = set[tuple[str, str]]()
-    known = dict[int, pa.Schema]()
+    known = dict[str, pa.Schema]()
     for table in _base_tables(tree):
         name = _qualified(table, select.database)
         qualified.add(((table.db or select.database).lower(), table.alias_or_name.lower()))
         if not table.alias:
             table.set("alias", exp.TableAlias(this=exp.to_identifier(table.name, quoted=True)))
         if schemas is not None and name in schemas:
-            known[id(table)] = _renamed(schemas[name], table.args["alias"])
+            table.meta[SCHEMA] = str(len(known))
+            known[table.meta[SCHEMA]] = _renamed(schemas[name], table.args["alias"])
         table.set("this", exp.to_identifier(names[name], quoted=True))
         table.set("db", None)
         table.set("version", None)
@@ -78,7 +79,7 @@ def to_duckdb(
             column.set("db", None)
         elif (column.catalog.lower(), column.db.lower()) in qualified:
             column.set("catalog", None)
-    adapt_moments(tree, known, casts=casts)
+    adapt(tree, known)
     return tree.sql(dialect=DuckDB)
 
 
@@ -259,13 +260,34 @@ def analyze(sql: str, start: int, end: int, database: str, views: Mapping[str, s
 
 
 def _parse_one(text: str) -> exp.Expr:
-    trees = sqlglot.parse(text, read=_Queries)
+    """Parse a query. PIVOT, UNPIVOT and VALUES become the source of a SELECT. Raises ParseError, TokenError."""
+    try:
+        trees = sqlglot.parse(text, read=_Queries)
+    except ParseError:
+        end = _end_of_pivot(text)
+        if end is None:
+            raise
+        return sqlglot.parse_one(f"SELECT * FROM ({text[:end]}\n) {text[end:]}", read=_Queries)
     tree = trees[0] if len(trees) == 1 else None
     if isinstance(tree, exp.Pivot):  # PIVOT as a statement; as a query it can be anywhere
         tree = sqlglot.parse_one(f"SELECT * FROM ({text}\n)", read=_Queries)
+    if isinstance(tree, exp.Values):
+        around = {name: tree.args.pop(name) for name in ("order", "limit", "offset") if tree.args.get(name)}
+        tree = exp.Select(expressions=[exp.Star()], from_=exp.From(this=tree), **around)
     if not isinstance(tree, exp.Query):
         raise ParseError("this is not a query")
     return tree
+
+
+def _end_of_pivot(text: str) -> int | None:
+    """Return where the ORDER BY, LIMIT or OFFSET after a PIVOT statement begins, which the parser does not read."""
+    depth, tokens = 0, _Queries().tokenize(text)
+    if tokens and tokens[0].text.upper() in ("PIVOT", "PIVOT_WIDER", "UNPIVOT"):
+        for token in tokens:
+            depth += (token.token_type is TokenType.L_PAREN) - (token.token_type is TokenType.R_PAREN)
+            if not depth and token.token_type in (TokenType.ORDER_BY, TokenType.LIMIT, TokenType.OFFSET):
+                return int(token.start)
+    return None
 
 
 # Parts of the parser's messages that describe its own internals.

@@ -301,7 +301,7 @@ def test_nested_values_in_statements():
         ("UPDATE t SET a = u.b FROM (SELECT WHERE 1 = ) u", ")", "something is missing"),
         ("DELETE FROM t WHERE a >", "a >", "something is missing"),
         ("COPY t FROM 'f' (COLOUR red)", "COLOUR", "COPY has no option COLOUR"),
-        ("CREATE TABLE t AS VALUES (1)", "VALUES", "expected a query"),
+        ("CREATE TABLE t AS TABLES", "TABLES", "expected a query"),
         ("CREATE TABLE t (PRIMARY KEY (a) NOT ENFORCED)", "", "AS and a query"),
         ("EXPLAIN DROP TABLE t", "DROP", "expected a query"),
     ],

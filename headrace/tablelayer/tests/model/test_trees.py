@@ -15,6 +15,7 @@ from sqlglot import expressions as exp
 
 from headrace.tablelayer.model.ddl import DdlError, parse
 from headrace.tablelayer.model.ddl import select as module
+from headrace.tablelayer.model.ddl.moments import OF_MICROSECONDS
 from headrace.tablelayer.model.ddl.select import analyze
 from headrace.tablelayer.model.errors import TableError
 from headrace.tablelayer.model.filters.conditions import filter_of_sql, push_down
@@ -26,7 +27,8 @@ _TABLE = Path(__file__).with_name("sqlglot_arguments.json")
 _ROOT = Path(__file__).parents[2]
 _READERS = [
     "model/filters/conditions.py", "model/filters/trees.py", "model/ddl/select.py", "model/ddl/moments.py",
-    "model/ddl/scopes.py", "model/ddl/known.py",
+    "model/ddl/scopes.py", "model/ddl/known.py", "model/ddl/query_types.py", "model/ddl/decimals.py",
+    "model/ddl/adapt.py",
 ]  # fmt: skip
 SCHEMA = Schema.of(
     [
@@ -173,6 +175,24 @@ def test_a_hint_in_a_filter_is_refused() -> None:
         filter_of_sql(f"a = 1 {HINT}", SCHEMA)
     with pytest.raises(TableError, match="a filter cannot express"):
         filter_of_sql("a = 1; a = 2", SCHEMA)
+
+
+def test_each_function_of_moments_is_known_to_take_microseconds_or_nanoseconds() -> None:
+    """An upgrade of DuckDB that adds a function is noticed."""
+    duckdb = pytest.importorskip("duckdb")
+    ((functions,),) = (
+        duckdb.connect()
+        .execute(
+            "SELECT list(DISTINCT function_name) FROM duckdb_functions() WHERE list_has_any(parameter_types,"
+            " ['TIMESTAMP', 'TIMESTAMP WITH TIME ZONE', 'TIMESTAMP_NS', 'TIMESTAMPTZ_NS'])"
+        )
+        .fetchall()
+    )
+    of_any_type = r"(arg_?)?(min|max)(_by)?(_nulls?(_last)?)?"
+    of_nanoseconds = {"epoch_ns", "nanosecond", "strftime", "timezone", "lttb", "quantile_cont"}
+    operators = {"+", "-", "add", "subtract"}
+    found = {name for name in functions if not re.fullmatch(of_any_type, name) and "json" not in name}
+    assert found - of_nanoseconds - operators == OF_MICROSECONDS - {"date_add", "extract"}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,46 @@
+"""Changes to a query for DuckDB that depend on the types of its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import pyarrow as pa
+from sqlglot import exp
+from sqlglot.dialects.duckdb import DuckDB
+
+from headrace.tablelayer.model.ddl.decimals import adapt_decimals
+from headrace.tablelayer.model.ddl.moments import adapt_moments
+from headrace.tablelayer.model.ddl.query_types import has_nanoseconds
+
+
+def adapt(tree: exp.Expr, tables: Mapping[str, pa.Schema]) -> None:
+    """Change a query in place, so that DuckDB can answer it exactly. The columns of the answer keep their names.
+
+    `tables`: schemas by the keys in the `meta` of the table nodes (`query_types.SCHEMA`).
+    """
+    kinds = [kind for schema in tables.values() for kind in schema.types]
+    needed = [change for has, change in _CHANGES if any(_has(has, kinds))]
+    if not needed:
+        return
+    names = {id(select): list(map(_shown, select.expressions)) for select in tree.find_all(exp.Select)}
+    for change in needed:
+        change(tree, tables)
+    for select in tree.find_all(exp.Select):
+        for given, name in zip(list(select.expressions), names.get(id(select), ()), strict=False):
+            if not isinstance(given, exp.Alias) and _shown(given) != name:
+                given.replace(exp.alias_(given.copy(), name, quoted=True))
+
+
+_CHANGES = ((pa.types.is_decimal, adapt_decimals), (has_nanoseconds, adapt_moments))
+
+
+def _has(wanted: Callable[[pa.DataType], bool], kinds: Iterable[pa.DataType]) -> Iterable[bool]:
+    for kind in kinds:
+        yield wanted(kind)
+        if pa.types.is_nested(kind):
+            yield from _has(wanted, [kind.field(place).type for place in range(kind.num_fields)])
+
+
+def _shown(expression: exp.Expr) -> str:
+    """Return approximately the name that DuckDB gives to an unnamed column."""
+    return expression.sql(dialect=DuckDB, normalize_functions="lower")
