@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping
 from contextlib import suppress
 from functools import wraps
+from inspect import signature
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
@@ -13,17 +14,19 @@ import pyarrow as pa
 from headrace.tablelayer.client.blocking.waiting import LoopThread, Waiting, waits
 from headrace.tablelayer.client.errors import ConnectionClosed
 from headrace.tablelayer.client.read.part_scan import ScanBatch
-from headrace.tablelayer.client.read.reader import AnyMoment, nullable_schema
+from headrace.tablelayer.client.read.reader import nullable_schema
 from headrace.tablelayer.client.shown import definition_html, definition_text
-from headrace.tablelayer.client.table.scan import AsyncScan, PartitionOffsets, Start, Until
+from headrace.tablelayer.client.table.open_table import FEW_KEYS
+from headrace.tablelayer.client.table.scan import AsyncScan, PartitionOffsets
 from headrace.tablelayer.client.table.staging import AsyncStagedWriter
-from headrace.tablelayer.client.table.table import FEW_KEYS, AsyncTable
+from headrace.tablelayer.client.table.table import AsyncTable
 from headrace.tablelayer.client.wire.cluster import NotAtOnce
 from headrace.tablelayer.client.wire.direct import DirectCluster, at_once
-from headrace.tablelayer.model.filters.filters import FilterLike
 from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
 
 T = TypeVar("T")
+B = TypeVar("B")
+F = TypeVar("F", bound=Callable[..., object])
 P = ParamSpec("P")
 
 
@@ -45,6 +48,46 @@ def asks(
         return wait(self, *args, **named)
 
     return ask
+
+
+def makes(
+    method: Callable[Concatenate[AsyncTable, P], T], blocking: Callable[[T, Table], B], answer: str
+) -> Callable[Concatenate[Table, P], B]:
+    """Make a method return a blocking object, of the type named `answer`, around the asynchronous one."""
+
+    @wraps(method)
+    def make(self: Table, /, *args: P.args, **named: P.kwargs) -> B:
+        return blocking(method(self._inner, *args, **named), self)
+
+    return _answers(make, answer)
+
+
+def iterates(
+    method: Callable[Concatenate[AsyncTable, P], AsyncGenerator[T, None]],
+) -> Callable[Concatenate[Table, P], Generator[T, None, None]]:
+    """Make an asynchronous iteration block. Its end closes the asynchronous one."""
+
+    @wraps(method)
+    def iterate(self: Table, /, *args: P.args, **named: P.kwargs) -> Generator[T, None, None]:
+        pieces = method(self._inner, *args, **named)
+        try:
+            while (piece := self._loop.run(_next_piece(pieces))) is not None:
+                yield piece
+        finally:
+            self._loop.start(pieces.aclose())
+
+    returned = signature(method).return_annotation
+    return _answers(iterate, str(returned).removeprefix("Async").removesuffix("]") + ", None]")
+
+
+def _answers(method: F, answer: str) -> F:
+    """Let `help` and the reference show the blocking answer of a wrapped method."""
+    method.__signature__ = signature(method).replace(return_annotation=answer)  # type: ignore[attr-defined]
+    return method
+
+
+async def _next_piece(pieces: AsyncGenerator[T, None]) -> T | None:
+    return await anext(pieces, None)
 
 
 class Table(Waiting):
@@ -142,89 +185,17 @@ class Table(Waiting):
     committed = waits(AsyncTable.committed)
     partition_committed = waits(AsyncTable.partition_committed)
 
-    def staged_writer(
-        self,
-        writer: str,
-        batch_id: int,
-        attempt: str,
-        target_columns: tuple[int, ...] | None = None,
-        *,
-        definition: TableDefinition | None = None,
-        only_existing: bool = False,
-    ) -> StagedWriter:
-        """Return a writer whose rows become part of the table with `commit_staged` (`tablelayer.client.table.staging`).
-
-        With `only_existing`, keys that do not exist at the commit are not written, as with `partial`.
-        """
-
-        async def make() -> AsyncStagedWriter:
-            return self._inner.staged_writer(
-                writer,
-                batch_id,
-                attempt,
-                target_columns,
-                definition=definition,
-                only_existing=only_existing,
-            )
-
-        return StagedWriter(self._loop.run(make()), self._loop)
+    staged_writer = makes(
+        AsyncTable.staged_writer, lambda writer, table: StagedWriter(writer, table._loop), "StagedWriter"
+    )
+    scan = makes(AsyncTable.scan, lambda scan, table: Scan(scan, table._loop), "Scan")
+    only = makes(AsyncTable.only, lambda part, table: Table(part, table._loop), "Table")
+    batches = iterates(AsyncTable.batches)
+    snapshot = iterates(AsyncTable.snapshot)
 
     def partition(self, name: str) -> Table:
         """Return one partition as a table. Its name is the values of the partition columns, joined by dots."""
         return Table(self._loop.run(self._inner.partition(name)), self._loop, self._direct)
-
-    def only(self, spec: Mapping[str, Any]) -> Table:
-        """Return the same table limited, for reads, to the partitions with these values of partition columns."""
-        return Table(self._inner.only(spec), self._loop)
-
-    def scan(
-        self,
-        columns: Sequence[str] | None = None,
-        start: Start = "full",
-        until: Until = None,
-        buckets: Sequence[int] | None = None,
-        poll_timeout: float | None = None,
-        as_of: AnyMoment | None = None,
-        filter: FilterLike = None,
-        row_filter: bool = True,
-    ) -> Scan:
-        """Read rows and changes as a stream of `ScanBatch`; `AsyncTable.scan` documents the parameters.
-
-        `for batch in table.scan(until="latest"): ...` reads the state and stops. `until=None` follows the changes.
-        """
-        scan = self._inner.scan(columns, start, until, buckets, poll_timeout, as_of, filter, row_filter)
-        return Scan(scan, self._loop)
-
-    def batches(
-        self, columns: Sequence[str] | None = None, filter: FilterLike = None
-    ) -> Generator[pa.RecordBatch, None, None]:
-        """Iterate over the rows of `to_arrow`, a few MiB at a time."""
-        pieces = self._inner.batches(columns, filter)
-        try:
-            while (piece := self._loop.run(_next_piece(pieces))) is not None:
-                yield piece
-        finally:
-            self._loop.start(pieces.aclose())
-
-    def snapshot(
-        self,
-        bucket: int,
-        columns: Sequence[str] | None = None,
-        filter: FilterLike = None,
-        *,
-        as_of: int | None = None,
-        partition: str | None = None,
-    ) -> Generator[tuple[pa.RecordBatch, int], None, None]:
-        """Read one bucket of a primary-key table as it is now, or was at an offset, piece by piece.
-
-        Each piece comes with the log offset of that moment.
-        """
-        pieces = self._inner.snapshot(bucket, columns, filter, as_of=as_of, partition=partition)
-        try:
-            while (piece := self._loop.run(_next_piece(pieces))) is not None:
-                yield piece
-        finally:
-            self._loop.start(pieces.aclose())
 
 
 class StagedWriter(Waiting):
@@ -246,10 +217,6 @@ class StagedWriter(Waiting):
     write = waits(AsyncStagedWriter.write)
     finish = waits(AsyncStagedWriter.finish)
     close = waits(AsyncStagedWriter.close)
-
-
-async def _next_piece(pieces: AsyncGenerator[T, None]) -> T | None:
-    return await anext(pieces, None)
 
 
 class Scan:

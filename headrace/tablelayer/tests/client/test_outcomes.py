@@ -160,7 +160,7 @@ def test_a_write_that_is_under_way_when_its_connection_is_closed_may_have_been_d
             under_way = asyncio.create_task(table.append(ROWS))
             await arrived.wait()
             waiting = asyncio.create_task(table.append(ROWS))
-            while len(table._parts._whole.writer._lanes[0].queue) < 1:  # noqa: ASYNC110 - nobody is told
+            while len(table._open.parts._whole.writer._lanes[0].queue) < 1:  # noqa: ASYNC110 - nobody is told
                 await asyncio.sleep(0)
             await connection.close()
             for write, kind, text in (

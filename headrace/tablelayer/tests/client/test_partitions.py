@@ -242,7 +242,7 @@ async def test_a_write_goes_on_when_its_partition_is_found_to_be_another_one_mea
     async with await connect_async(server_address) as connection, asyncio.timeout(100):
         table = await connection.table(name)
         await table.upsert([{"dt": "a", "id": 1, "v": 1}])
-        parts = table._parts
+        parts = table._open.parts
         part = parts._known["a"]
         put, forgetting = part.writer._enqueue, []
 

@@ -102,7 +102,7 @@ def test_r14_answers_that_are_lost_and_scans_that_are_forgotten_make_neither_gap
     table = make_table("(id INT, text STRING, PRIMARY KEY (id) NOT ENFORCED)")
     text = "".join(random.Random(1).choices("abcdefgh", k=100))
     table.upsert([{"id": n, "text": text} for n in range(20_000)])
-    cluster = table._inner._cluster
+    cluster = table._inner._open.cluster
     send, rng, forgotten = cluster.send, random.Random(2), []
     monkeypatch.setattr("headrace.tablelayer.client.read.state._PIECE_BYTES", 100_000)
 

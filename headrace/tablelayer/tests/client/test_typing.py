@@ -1,6 +1,7 @@
 """A user's program under `mypy --strict`: it uses every public method and the types of the results."""
 
 import ast
+import inspect
 import os
 import subprocess
 import sys
@@ -42,6 +43,14 @@ def test_the_program_uses_everything_that_is_public():
 def test_blocking_and_asynchronous_tables_have_the_same_methods():
     own = {name for name in vars(client.AsyncTable) if not name.startswith("_")} - _INNER - {"close"}
     assert own - {name for name in vars(client.Table) if not name.startswith("_")} == set()
+    functions = {name for name in own if inspect.isfunction(getattr(client.AsyncTable, name))}
+    assert len(functions) == 33
+    for name in functions:
+        asynchronous, blocking = getattr(client.AsyncTable, name), getattr(client.Table, name)
+        taken, given = inspect.signature(asynchronous), inspect.signature(blocking)
+        assert taken.parameters == given.parameters, name
+        assert "Async" not in str(given.return_annotation), name
+        assert blocking.__doc__, name
 
 
 @pytest.mark.slow

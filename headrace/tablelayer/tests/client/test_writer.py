@@ -256,7 +256,7 @@ def test_a_writer_ahead_of_the_server_waits(fake, tools):
             waiting = []
 
             async def slow(request):
-                waiting.append(table._parts._whole.writer._buffered_bytes)
+                waiting.append(table._open.parts._whole.writer._buffered_bytes)
                 await asyncio.sleep(0.002)
                 return log.handle(request)
 
