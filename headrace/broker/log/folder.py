@@ -103,10 +103,13 @@ class LogFolder:
         checkpoints.remove_clean_marker(self._disk, self._path)
         self.is_marked_clean = False
 
-    def delete(self) -> None:
-        """Remove all files, when the segments are gone; and the folder, unless it has other files."""
+    def remove_snapshots(self) -> None:
         for offset in recovery.snapshot_offsets(self._disk, self._path):
             self._disk.remove(self._path / recovery.snapshot_name(offset))
+
+    def delete(self) -> None:
+        """Remove all files, when the segments are gone; and the folder, unless it has other files."""
+        self.remove_snapshots()
         for name in self._disk.names(self._path):
             if name.endswith(DELETED_SUFFIX):
                 self._disk.remove(self._path / name)

@@ -28,26 +28,24 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import zlib
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
-import crc32c
 import msgspec
 
 from headrace.broker.log import recovery, time_lookup
 from headrace.broker.log.checkpoint import Checkpoint
 from headrace.broker.log.config import LogConfig
+from headrace.broker.log.copying import Copy, check_copies
 from headrace.broker.log.disk import SystemDisk
 from headrace.broker.log.errors import CleaningAbandoned, CorruptLogError, InRemoteStorage
 from headrace.broker.log.folder import LogFolder
 from headrace.broker.log.preparation import prepare
 from headrace.broker.log.producer_state import AppendedBatch, Producer, ProducerState
-from headrace.broker.log.reader import Reader
 from headrace.broker.log.retention import retention_plan
-from headrace.broker.log.segment import POSITION_MAX, RELATIVE_OFFSET_MAX, Segment
+from headrace.broker.log.segment import Segment
+from headrace.broker.log.segment_chain import SegmentChain
 from headrace.broker.log.slice import LogSlice
 from headrace.broker.log.stamp import stamp, stamp_with_time
 from headrace.broker.log.time_lookup import Opened
@@ -57,14 +55,12 @@ from headrace.broker.runtime import disk_errors
 from headrace.broker.runtime.ports import Clock, Disk
 from headrace.protocol.errors import DecodeError, ErrorCode, KafkaError
 from headrace.protocol.records.check import Effort
-from headrace.protocol.records.control import read_end_marker
+from headrace.protocol.records.control import EndMarker, read_end_marker
 from headrace.protocol.records.header import (
-    ATTRIBUTES_POSITION,
     CONTROL_BIT,
     NO_PRODUCER_ID,
     BatchHeader,
     Buffer,
-    iter_headers,
 )
 
 if TYPE_CHECKING:
@@ -77,11 +73,7 @@ logger = logging.getLogger("headrace.log")
 T = TypeVar("T")
 
 _INDEX_ENTRY_BYTES_MAX: Final = 12
-_COPIED_BYTES_MAX: Final = 256 << 10
-_COPIED_BATCHES_MAX: Final = 32
-"""Maximum number of batches that are appended without a pause: a write of 0.05 ms, 5 us for each batch. A large batch
-is written whole.
-"""
+_READ_ERRORS: Final = (CorruptLogError, DecodeError, OSError)
 
 
 class AppendInfo(msgspec.Struct):
@@ -126,13 +118,13 @@ class PartitionLog:
         self._epochs = recovered.epochs
         self._epochs.truncate_from_start(self.log_start_offset)
         self._producers = recovered.producers
-        self._segments = recovered.segments
-        if not self._segments:
-            self._segments.append(
-                self._new_segment(max(self.log_start_offset, self.compacted_to, self.tiered_to))
-            )
-        self._segments[-1].activate()
-        self._bases = [segment.base_offset for segment in self._segments]
+        self._chain = SegmentChain(
+            disk,
+            directory,
+            recovered.segments,
+            config,
+            max(self.log_start_offset, self.compacted_to, self.tiered_to),
+        )
         self._folder = LogFolder(disk, directory, companions, was_clean=recovered.report.was_clean)
         self._ready_epoch = -1
         """The leader epoch for which `_prepare_to_write` has nothing more to do, or -1."""
@@ -144,7 +136,6 @@ class PartitionLog:
         self._closed = False
         self._flush_lock = threading.Lock()
         self._checkpoint_lock = threading.Lock()  # taken after the flush lock if both are needed
-        self._reader = Reader(self._segments, self._bases)
 
     @classmethod
     def open(
@@ -186,27 +177,27 @@ class PartitionLog:
     @property
     def log_end_offset(self) -> int:
         """The offset that the next record will get."""
-        return self._segments[-1].end_offset
+        return self._chain.active.end_offset
 
     @property
     def local_start_offset(self) -> int:
         """The first offset that is stored locally. Earlier ones, from the log's start on, are in remote storage only
         (KIP-405).
         """
-        return max(self.log_start_offset, min(self.tiered_to, self._bases[0]))
+        return max(self.log_start_offset, min(self.tiered_to, self._chain.bases[0]))
 
     @property
     def size_bytes(self) -> int:
-        return sum(segment.size for segment in self._segments)
+        return self._chain.size_bytes
 
     @property
     def segment_count(self) -> int:
-        return len(self._segments)
+        return len(self._chain.segments)
 
     @property
     def segments(self) -> Sequence[Segment]:
         """The segments, read-only; the last one is the active one."""
-        return self._segments
+        return self._chain.segments
 
     @property
     def epochs(self) -> Sequence[tuple[int, int]]:
@@ -276,18 +267,16 @@ class PartitionLog:
         producers = self._producers
         if producers is None:
             producers = self._producer_state()
-        has_producer = header.producer_id != NO_PRODUCER_ID
         marker = None
         if header.attributes & CONTROL_BIT:
             marker = read_end_marker(view)
             producers.check_marker(header.producer_id, header.producer_epoch, marker.coordinator_epoch)
-        elif has_producer:
+        elif header.producer_id != NO_PRODUCER_ID:
             original = producers.check(header, has_sequence=origin is not AppendOrigin.COORDINATOR)
             if original is not None:
                 return self._duplicate(original)
         size = len(view)
-        segment = self._segments[-1]
-        base_offset = segment.end_offset
+        base_offset = self._chain.active.end_offset
         last_offset = base_offset + header.last_offset_delta
         if config.is_log_append_time:
             timestamp = append_time = now_ms
@@ -295,21 +284,43 @@ class PartitionLog:
         else:
             timestamp, append_time = header.max_timestamp, -1
             prefix, rest = stamp(view, header, base_offset, leader_epoch)
-        position = segment.size
-        if position and self._must_roll(segment, size, last_offset, timestamp):
+        segment = self._segment_for(size, base_offset, last_offset, timestamp, leader_epoch)
+        self._write(segment, prefix, rest)
+        self._written(segment, header, base_offset, last_offset, size, timestamp, marker, now_ms)
+        return AppendInfo(base_offset, last_offset, append_time, self.log_start_offset)
+
+    def _segment_for(
+        self, size: int, base_offset: int, last_offset: int, newest_ms: int, leader_epoch: int
+    ) -> Segment:
+        """Return the active segment, prepared for the next `size` bytes. Raises KafkaError."""
+        segment = self._chain.active
+        if segment.size and self._chain.must_roll(self.config, size, last_offset, newest_ms):
             try:
                 segment = self._roll()
             except OSError as error:
                 raise self._storage_error("append to", error) from error
-            position = 0
-        if leader_epoch != self._ready_epoch or not position:
+        if leader_epoch != self._ready_epoch or not segment.size:
             self._prepare_to_write(leader_epoch, base_offset)
-        self._write(segment, prefix, rest)
+        return segment
+
+    def _written(
+        self,
+        segment: Segment,
+        header: BatchHeader,
+        base_offset: int,
+        last_offset: int,
+        size: int,
+        timestamp: int,
+        marker: EndMarker | None,
+        now_ms: int,
+    ) -> None:
+        """Note a batch whose bytes were written to the end of the active segment."""
+        position = segment.size
         segment.appended(last_offset, size, timestamp)
         if timestamp < 0:
             segment.untimed_append_ms = now_ms
         if marker is not None:
-            aborted = producers.marker_appended(
+            aborted = self._producer_state().marker_appended(
                 header.producer_id,
                 header.producer_epoch,
                 marker,
@@ -319,10 +330,9 @@ class PartitionLog:
             )
             if aborted is not None:
                 segment.aborted.append(aborted)
-        elif has_producer:
-            producers.update(header, base_offset, timestamp, self._clock.monotonic())
-        self._reader.appended(base_offset, position)
-        return AppendInfo(base_offset, last_offset, append_time, self.log_start_offset)
+        elif header.producer_id != NO_PRODUCER_ID:
+            self._producer_state().update(header, base_offset, timestamp, self._clock.monotonic())
+        self._chain.reader.appended(base_offset, position)
 
     def _duplicate(self, original: AppendedBatch) -> AppendInfo:
         append_time = original.timestamp if self.config.is_log_append_time else -1
@@ -353,127 +363,80 @@ class PartitionLog:
         not continue the log (nothing was appended then), KAFKA_STORAGE_ERROR.
         """
         self._check_usable()
-        view, end_offset = memoryview(batches), self.log_end_offset
-        taken: list[tuple[int, BatchHeader]] = []
-        next_offset, epoch = end_offset, self._epochs.epoch_at(end_offset - 1)
-        has_gap = False
+        view = memoryview(batches)
         try:
-            for position, header in iter_headers(view):
-                if header.last_offset < end_offset:
-                    continue
-                crc = yield from _crc(view[position + ATTRIBUTES_POSITION : position + header.size])
-                if crc != header.crc:
-                    raise DecodeError(
-                        f"the batch at offset {header.base_offset} has the CRC {header.crc:#010x}, but its bytes give"
-                        f" {crc:#010x}"
-                    )
-                if header.base_offset < next_offset or header.partition_leader_epoch < epoch:
-                    raise DecodeError(
-                        f"a batch at offset {header.base_offset} of epoch {header.partition_leader_epoch} cannot follow"
-                        f" offset {next_offset} and epoch {epoch}"
-                    )
-                has_gap |= header.base_offset > next_offset
-                next_offset, epoch = header.next_offset, header.partition_leader_epoch
-                taken.append((position, header))
+            copies = yield from check_copies(view, self.log_end_offset, self.last_epoch)
         except DecodeError as error:
             raise KafkaError(
                 ErrorCode.CORRUPT_MESSAGE,
                 f"{self.directory.name} cannot append the batches of its leader: {error}",
             ) from None
-        if not taken:
+        if not copies.batches:
             return 0
         try:
-            if has_gap and next_offset > self._gaps_to:
+            if copies.have_gap and copies.end_offset > self._gaps_to:
                 self._folder.make()
-                self._gaps_to = max(gaps_to, next_offset)
+                self._gaps_to = max(gaps_to, copies.end_offset)
                 self._write_checkpoint()
         except OSError as error:
             raise self._storage_error("append to", error) from error
         self._producer_state()
-        for some in _written_together(taken):
+        for run in copies.writes():
             yield
-            for part in self._parts(some):
+            for part in self._parts(run):
                 self._append_part(view, part)
-        return len(taken)
+        return len(copies.batches)
 
-    def _parts(self, taken: Sequence[tuple[int, BatchHeader]]) -> Iterable[Sequence[tuple[int, BatchHeader]]]:
+    def _parts(self, run: Sequence[Copy]) -> Iterable[Sequence[Copy]]:
         """Return all batches together, or one by one if the segment has to be sealed on the way."""
-        segment, config = self._segments[-1], self.config
-        first, (last, last_header) = taken[0][0], taken[-1]
-        newest = max(header.max_timestamp for _, header in taken)
-        fits = segment.index_bytes + len(taken) * _INDEX_ENTRY_BYTES_MAX <= config.segment_index_bytes
-        size = last + last_header.size - first
-        if fits and not self._must_roll(segment, size, last_header.last_offset, newest):
-            return (taken,)
-        return ((each,) for each in taken)
+        size = run[-1].end_position - run[0].position
+        newest_ms = max(copy.header.max_timestamp for copy in run)
+        index_bytes = self._chain.active.index_bytes + len(run) * _INDEX_ENTRY_BYTES_MAX
+        if index_bytes <= self.config.segment_index_bytes and not self._chain.must_roll(
+            self.config, size, run[-1].header.last_offset, newest_ms
+        ):
+            return (run,)
+        return ((copy,) for copy in run)
 
-    def _append_part(self, view: memoryview, part: Sequence[tuple[int, BatchHeader]]) -> None:
-        first, header = part[0]
-        size = part[-1][0] + part[-1][1].size - first
-        segment = self._segments[-1]
-        if segment.size and self._must_roll(segment, size, part[-1][1].last_offset, header.max_timestamp):
-            try:
-                segment = self._roll()
-            except OSError as error:
-                raise self._storage_error("append to", error) from error
-        epoch = header.partition_leader_epoch
-        if epoch != self._ready_epoch or not segment.size:
-            self._prepare_to_write(epoch, header.base_offset)
-        self._write(segment, b"", view[first : first + size])
-        producers, now, now_ms = self._producer_state(), self._clock.monotonic(), self._clock.time_ms()
+    def _append_part(self, view: memoryview, part: Sequence[Copy]) -> None:
+        """Write some copies together, and note each one."""
+        first, last = part[0], part[-1]
+        epoch = first.header.partition_leader_epoch
+        segment = self._segment_for(
+            last.end_position - first.position,
+            first.header.base_offset,
+            last.header.last_offset,
+            first.header.max_timestamp,
+            epoch,
+        )
+        self._write(segment, b"", view[first.position : last.end_position])
+        now_ms = self._clock.time_ms()
         for position, header in part:
             if header.partition_leader_epoch != epoch:
                 epoch = header.partition_leader_epoch
                 self._epochs.assign(epoch, header.base_offset)
                 self._ready_epoch = epoch
-            start = segment.size
-            segment.appended(header.last_offset, header.size, header.max_timestamp)
-            if header.max_timestamp < 0:
-                segment.untimed_append_ms = now_ms
+            marker = None
             if header.is_control:
                 marker = read_end_marker(view[position : position + header.size])
-                aborted = producers.marker_appended(
-                    header.producer_id,
-                    header.producer_epoch,
-                    marker,
-                    header.last_offset,
-                    header.max_timestamp,
-                    now,
-                )
-                if aborted is not None:
-                    segment.aborted.append(aborted)
-            elif header.has_producer:
-                producers.update(header, header.base_offset, header.max_timestamp, now)
-            self._reader.appended(header.base_offset, start)
+            self._written(
+                segment,
+                header,
+                header.base_offset,
+                header.last_offset,
+                header.size,
+                header.max_timestamp,
+                marker,
+                now_ms,
+            )
 
     def restart_at(self, offset: int) -> None:
         """Discard every record; the log continues at `offset`. For a follower whose leader begins after its end, or
         ends before its start. Raises KafkaError.
         """
         self.truncate_to(min(offset, self.log_start_offset))
-        if offset == self.log_end_offset:
-            return
-        with self._flush_lock:
-            try:
-                self._folder.unmark_clean()
-                self._ready_epoch = -1
-                self._reader.forget()
-                self._producers = ProducerState()
-                for each in recovery.snapshot_offsets(self._disk, self.directory):
-                    self._disk.remove(self.directory / recovery.snapshot_name(each))
-                self._folder.make()
-                self._write_checkpoint(offset)
-                for segment in self._segments:
-                    segment.remove()
-                segment = self._new_segment(offset)
-                segment.activate()
-                self._segments[:], self._bases[:] = [segment], [offset]
-                self._epochs.truncate_from_end(0)
-                self._folder.write_epochs(self._epochs, sync=True)
-                self.recovery_point = offset
-            except OSError as error:
-                self._fail(f"it could not continue at offset {offset}: {error}")
-                raise self._storage_error("truncate", error) from error
+        if offset != self.log_end_offset:
+            self._begin_at(offset, log_start_offset=offset, tiered_to=self.tiered_to)
 
     def begin_after(
         self, tiered_to: int, log_start_offset: int, epochs: Iterable[tuple[int, int]], producers: bytes
@@ -483,6 +446,26 @@ class PartitionLog:
         (KIP-405). Raises KafkaError.
         """
         self._check_usable()
+        self._begin_at(
+            tiered_to,
+            log_start_offset=log_start_offset,
+            tiered_to=tiered_to,
+            epochs=epochs,
+            producers=producers,
+        )
+
+    def _begin_at(
+        self,
+        offset: int,
+        *,
+        log_start_offset: int,
+        tiered_to: int,
+        epochs: Iterable[tuple[int, int]] = (),
+        producers: bytes = b"",
+    ) -> None:
+        """Discard every local record; the log continues at `offset`, with these leader epochs and producers (the
+        contents of a snapshot). Raises KafkaError.
+        """
         with self._flush_lock:
             try:
                 known = ProducerState()
@@ -490,30 +473,26 @@ class PartitionLog:
                     known = ProducerState.decode_snapshot(producers, self._clock.monotonic())
                 self._folder.unmark_clean()
                 self._ready_epoch = -1
-                self._reader.forget()
-                for each in recovery.snapshot_offsets(self._disk, self.directory):
-                    self._disk.remove(self.directory / recovery.snapshot_name(each))
+                self._chain.reader.forget()
+                self._folder.remove_snapshots()
                 self._folder.make()
                 self.tiered_to = tiered_to
                 self._write_checkpoint(log_start_offset)
-                for segment in self._segments:
-                    segment.remove()
-                segment = self._new_segment(tiered_to)
-                segment.activate()
-                self._segments[:], self._bases[:] = [segment], [tiered_to]
+                self._chain.begin_at(offset, self.config)
                 self._producers = known
-                self._folder.write_snapshot(tiered_to, self._producer_state)
+                if producers:
+                    self._folder.write_snapshot(offset, self._producer_state)
                 self._epochs.truncate_from_end(0)
                 for epoch, start_offset in epochs:
                     self._epochs.assign(epoch, start_offset)
                 self._epochs.truncate_from_start(log_start_offset)
                 self._folder.write_epochs(self._epochs, sync=True)
-                self.recovery_point = tiered_to
+                self.recovery_point = offset
             except (OSError, ValueError) as error:
-                self._fail(f"it could not continue at offset {tiered_to}: {error}")
+                self._fail(f"it could not continue at offset {offset}: {error}")
                 raise KafkaError(
                     ErrorCode.KAFKA_STORAGE_ERROR,
-                    f"{self.directory.name} could not continue at offset {tiered_to}: {error}",
+                    f"{self.directory.name} could not continue at offset {offset}: {error}",
                 ) from error
 
     # -- transactions --------------------------------------------------------------------------------------
@@ -530,8 +509,7 @@ class PartitionLog:
     def aborted_transactions(self, start_offset: int, end_offset: int) -> list[AbortedTransaction]:
         """Return the aborted transactions with records in [start, end), by first offset (rule T5)."""
         found: list[AbortedTransaction] = []
-        first = max(bisect_right(self._bases, start_offset) - 1, 0)
-        for segment in self._segments[first:]:
+        for segment in self._chain.from_offset(start_offset):
             if len(segment.aborted):
                 here, is_complete = segment.aborted.overlapping(start_offset, end_offset)
                 found += here
@@ -568,7 +546,7 @@ class PartitionLog:
     def _producer_state(self) -> ProducerState:
         if self._producers is None:
             self._producers = recovery.load_producers(
-                self._disk, self.directory, self._segments, self.log_end_offset, self._clock
+                self._disk, self.directory, self._chain.segments, self.log_end_offset, self._clock
             )
         return self._producers
 
@@ -583,11 +561,11 @@ class PartitionLog:
                 ErrorCode.FENCED_LEADER_EPOCH,
                 f"leader epoch {leader_epoch} cannot write after epoch {epochs.latest}",
             )
-        self._reading(self._segments[-1].load_small_indexes)
+        self._reading(self._chain.active.load_small_indexes)
         try:
             if self._folder.is_marked_clean:
                 self._folder.unmark_clean()
-            elif not base_offset and not self._segments[-1].size:
+            elif not base_offset and not self._chain.active.size:
                 self._folder.make()
             if leader_epoch > epochs.latest:
                 epochs.assign(leader_epoch, base_offset)
@@ -615,41 +593,15 @@ class PartitionLog:
             f"cannot {verb} partition {self.directory.name}: {disk_errors.why(error)}",
         )
 
-    def _must_roll(self, segment: Segment, size: int, last_offset: int, timestamp: int) -> bool:
-        config = self.config
-        end = segment.size + size
-        return (
-            end > config.segment_bytes
-            or end > POSITION_MAX
-            or last_offset - segment.base_offset > RELATIVE_OFFSET_MAX
-            or 0 <= segment.first_timestamp < timestamp - config.roll_ms + segment.jitter_ms
-            or (segment.is_index_entry_due and segment.index_bytes > config.segment_index_bytes)
-        )
-
-    def _new_segment(self, base_offset: int) -> Segment:
-        config = self.config
-        segment = Segment(
-            self._disk, self.directory, base_offset, interval_bytes=config.index_interval_bytes, size=0
-        )
-        if (most := min(config.segment_jitter_ms, config.roll_ms)) > 0:
-            # The jitter keeps the segments of many partitions from being closed at the same time.
-            segment.jitter_ms = zlib.crc32(f"{self.directory.name}/{base_offset}".encode()) % (most + 1)
-        return segment
-
     def _roll(self) -> Segment:
         """Seal the active segment and begin another, whose file is made by its first batch."""
-        old = self._segments[-1]
-        old.seal()
+        self._chain.active.seal()
         self._folder.write_snapshot(self.log_end_offset, self._producer_state)
         self._folder.has_new_names = True
-        segment = self._new_segment(old.end_offset)
-        segment.activate()
-        self._segments.append(segment)
-        self._bases.append(segment.base_offset)
-        self._reader.rolled(old)
+        self._chain.extend(self.config)
         if self._background is not None:
             self._background(self._flush_in_background)
-        return segment
+        return self._chain.active
 
     # -- read ----------------------------------------------------------------------------------------------
 
@@ -670,16 +622,12 @@ class PartitionLog:
             )
         if offset >= up_to or offset == end_offset:
             return LogSlice(offset)
-        if offset < self._bases[0] and offset < self.tiered_to:
+        if offset < self._chain.bases[0] and offset < self.tiered_to:
             raise InRemoteStorage(f"{self.directory.name} has offset {offset} in remote storage only")
         try:
-            return self._reader.read(offset, max_bytes, min(up_to, end_offset), min_one_batch)
-        except (CorruptLogError, DecodeError) as error:
-            self.is_damaged = True
-            self._fail(str(error))
-            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
-        except OSError as error:
-            raise self._storage_error("read", error) from error
+            return self._chain.reader.read(offset, max_bytes, min(up_to, end_offset), min_one_batch)
+        except _READ_ERRORS as error:
+            raise self._read_failed(error) from error
 
     def offset_for_timestamp(
         self, timestamp_ms: int, opened: Opened | None = None
@@ -690,7 +638,7 @@ class PartitionLog:
         """
         return self._reading(
             lambda: time_lookup.first_at_or_after(
-                self._segments, timestamp_ms, self.log_start_offset, opened or Opened()
+                self._chain.segments, timestamp_ms, self.log_start_offset, opened or Opened()
             )
         )
 
@@ -699,19 +647,22 @@ class PartitionLog:
         errors as `offset_for_timestamp`.
         """
         return self._reading(
-            lambda: time_lookup.latest(self._segments, self.log_start_offset, opened or Opened())
+            lambda: time_lookup.latest(self._chain.segments, self.log_start_offset, opened or Opened())
         )
 
     def _reading(self, find: Callable[[], T]) -> T:
         self._check_usable()
         try:
             return find()
-        except (CorruptLogError, DecodeError) as error:
-            self.is_damaged = True
-            self._fail(str(error))
-            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
-        except OSError as error:
-            raise self._storage_error("read", error) from error
+        except _READ_ERRORS as error:
+            raise self._read_failed(error) from error
+
+    def _read_failed(self, error: Exception) -> KafkaError:
+        if isinstance(error, OSError):
+            return self._storage_error("read", error)
+        self.is_damaged = True
+        self._fail(str(error))
+        return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error))
 
     # -- leader epochs -------------------------------------------------------------------------------------
 
@@ -741,20 +692,19 @@ class PartitionLog:
         self._check_usable()
         if self._producers is not None:
             self._producers.expire(self._clock.monotonic(), self.config.producer_id_expiration_ms / 1000)
-        *sealed, active = self._segments
         count = retention_plan(
-            sealed,
+            self._chain.sealed,
             self.config.retention,
-            active=active,
+            active=self._chain.active,
             size_bytes=self.size_bytes,
             log_start_offset=self.log_start_offset,
             deletable_to=high_watermark if floor is None else min(high_watermark, floor),
             now_ms=now_ms,
         )
         if count:
-            if count == len(self._segments):
+            if count == self.segment_count:
                 self._roll()
-            self._drop_first(count, self._segments[count].base_offset)
+            self._drop_first(count, self._chain.bases[count])
         return count
 
     def note_tiered(self, up_to: int) -> None:
@@ -765,7 +715,7 @@ class PartitionLog:
     def has_local_excess(self, now_ms: int) -> bool:
         """Return whether local retention no longer covers the first segment, regardless of remote storage."""
         count = retention_plan(
-            self._segments[:-1][:1],
+            self._chain.sealed[:1],
             self.config.local_retention,
             size_bytes=self.size_bytes,
             log_start_offset=0,
@@ -777,7 +727,7 @@ class PartitionLog:
     def roll(self) -> None:
         """Begin another segment, so that the present one can be copied. Raises KafkaError."""
         self._check_usable()
-        if self._segments[-1].size:
+        if self._chain.active.size:
             try:
                 self._roll()
             except OSError as error:
@@ -793,7 +743,7 @@ class PartitionLog:
         if self._producers is not None:
             self._producers.expire(self._clock.monotonic(), self.config.producer_id_expiration_ms / 1000)
         count = retention_plan(
-            self._segments[:-1],
+            self._chain.sealed,
             self.config.local_retention,
             size_bytes=self.size_bytes,
             log_start_offset=self.log_start_offset,
@@ -822,7 +772,7 @@ class PartitionLog:
                 f"{self.log_end_offset}",
             )
         if before_offset > self.log_start_offset:
-            count = sum(segment.end_offset <= before_offset for segment in self._segments[:-1])
+            count = sum(segment.end_offset <= before_offset for segment in self._chain.sealed)
             self._drop_first(count, before_offset)
 
     def _drop_first(self, count: int, log_start_offset: int) -> None:
@@ -837,10 +787,10 @@ class PartitionLog:
             try:
                 self._write_checkpoint(log_start_offset)
             except OSError as error:
-                gone = count if self._segments[count].size else count - 1
+                gone = count if self._chain.segments[count].size else count - 1
                 if gone <= 0 or not disk_errors.is_disk_full(error):
                     raise
-                self._remove_first(gone, self._segments[gone].base_offset, None)
+                self._remove_first(gone, self._chain.bases[gone], None)
                 count -= gone
                 self._write_checkpoint(log_start_offset)
             self._remove_first(count, log_start_offset, self._discard)
@@ -853,11 +803,7 @@ class PartitionLog:
         self.log_start_offset = max(self.log_start_offset, log_start_offset)
         self._epochs.truncate_from_start(log_start_offset)
         self._folder.unmark_clean()
-        doomed = self._segments[:count]
-        del self._segments[:count]
-        del self._bases[:count]
-        self._reader.forget()
-        for segment in doomed:
+        for segment in self._chain.drop_first(count):
             segment.remove(discard)
             if discard is None:  # only the files show where the log begins: a power cut must not leave a hole
                 self._folder.sync()
@@ -886,32 +832,15 @@ class PartitionLog:
     def _truncate(self, offset: int) -> None:
         self._folder.unmark_clean()
         self._ready_epoch = -1
-        self._reader.forget()
         self._producers = None
         end_offset = offset
-        if offset >= self._bases[0]:
-            end_offset = self._segments[bisect_right(self._bases, offset) - 1].locate(offset)[1]
+        if offset >= self._chain.bases[0]:
+            end_offset = self._chain.from_offset(offset)[0].locate(offset)[1]
         self.recovery_point = min(self.recovery_point, end_offset)
         self.compacted_to = min(self.compacted_to, end_offset)
         self.tiered_to = min(self.tiered_to, end_offset)
         self._write_checkpoint(min(self.log_start_offset, end_offset))
-        while len(self._segments) > 1 and self._segments[-1].base_offset >= offset:
-            segment = self._segments.pop()
-            self._bases.pop()
-            segment.remove()
-            self._folder.sync()  # removed one after the other: a hole would look like damage
-        segment = self._segments[-1]
-        if not segment.is_active:
-            segment.activate()
-        if offset < segment.base_offset:
-            segment.remove()
-            segment = self._new_segment(offset)
-            segment.activate()
-            self._segments[:], self._bases[:] = [segment], [offset]
-        elif segment.size:
-            segment.truncate(*segment.locate(offset))
-            segment.file.sync()
-        self._folder.sync()
+        self._chain.cut(offset, self.config, self._folder)
         self._epochs.truncate_from_end(self.log_end_offset)
         self._folder.write_epochs(self._epochs, sync=True)
 
@@ -922,7 +851,7 @@ class PartitionLog:
         return self._disk
 
     def sealed_segments(self) -> list[Segment]:
-        return [segment for segment in self._segments[:-1] if segment.size]
+        return [segment for segment in self._chain.sealed if segment.size]
 
     def last_of_producers(self) -> dict[int, tuple[int | None, int]]:
         """Return, for each known producer, the last offset of its last batch (None after a marker alone), and its
@@ -942,8 +871,7 @@ class PartitionLog:
         """Raise CleaningAbandoned unless the segments are still there, one after another."""
         if self._closed or self._failure is not None:
             raise CleaningAbandoned(f"{self.directory.name} is closed")
-        first = bisect_left(self._bases, group[0].base_offset)
-        if self._segments[first : first + len(group)] != list(group):
+        if not self._chain.has(group):
             raise CleaningAbandoned(f"segments of {self.directory.name} are gone")
 
     def exchange(self, group: Sequence[Segment], cleaned: Segment | None) -> None:
@@ -952,13 +880,7 @@ class PartitionLog:
         The new file keeps its own name until `finish_exchange`. Readers of the old files go on. Raises OSError.
         """
         self._folder.unmark_clean()
-        self._reader.forget()
-        first = bisect_left(self._bases, group[0].base_offset)
-        end = slice(first, first + len(group))
-        self._segments[end] = [] if cleaned is None else [cleaned]
-        self._bases[end] = [] if cleaned is None else [cleaned.base_offset]
-        if cleaned is None and first:
-            self._segments[first - 1].end_offset = group[-1].end_offset
+        self._chain.exchange(group, cleaned)
         try:
             for segment in group:
                 segment.remove(self._discard)
@@ -1004,7 +926,7 @@ class PartitionLog:
     def _checkpoint(self, log_start_offset: int) -> Checkpoint:
         aborted = {
             segment.base_offset: len(segment.aborted)
-            for segment in list(self._segments)
+            for segment in list(self._chain.segments)
             if len(segment.aborted)
         }
         recovery_point = min([self.recovery_point, *(segment.base_offset for segment in self._indexes_wait)])
@@ -1015,12 +937,12 @@ class PartitionLog:
     @property
     def _indexes_wait(self) -> list[Segment]:
         """Return the segments whose index files are not synced yet."""
-        return [segment for segment in list(self._segments) if segment.has_unsynced_indexes]
+        return [segment for segment in list(self._chain.segments) if segment.has_unsynced_indexes]
 
     @property
     def must_commit(self) -> bool:
         """Whether the last append waits for a `commit`."""
-        return self._segments[-1].end_offset - self.recovery_point >= self.config.flush_messages
+        return self._chain.active.end_offset - self.recovery_point >= self.config.flush_messages
 
     def commit(self) -> None:
         """fsync everything appended so far; afterwards `recovery_point` is its end. Any thread may call it.
@@ -1036,19 +958,19 @@ class PartitionLog:
 
     def _sync(self, end_offset: int) -> None:
         """fsync records above the recovery point, then raise it to `end_offset`."""
-        for segment in list(self._segments):
+        for segment in list(self._chain.segments):
             if segment.size and (segment.end_offset > self.recovery_point or segment.has_unsynced_indexes):
                 try:
                     segment.sync()
                 except FileNotFoundError:
-                    if segment in self._segments:
+                    if segment in self._chain.segments:
                         raise self._sync_failed(OSError(f"{segment.path} is gone")) from None
                 except OSError as error:
                     raise self._sync_failed(error) from error
         if self._folder.has_new_names:
             try:
                 self._folder.has_new_names = False
-                self._folder.sync_names(self._segments[-1].base_offset)
+                self._folder.sync_names(self._chain.active.base_offset)
             except OSError as error:
                 raise self._sync_failed(error) from error
         self.recovery_point = max(self.recovery_point, end_offset)
@@ -1094,9 +1016,9 @@ class PartitionLog:
                 self._leave_clean()
         finally:
             self._closed = True
-            for segment in self._segments:
+            for segment in self._chain.segments:
                 segment.release()
-            self._reader.forget()
+            self._chain.reader.forget()
 
     @property
     def _has_history(self) -> bool:
@@ -1105,10 +1027,10 @@ class PartitionLog:
     def _leave_clean(self) -> None:
         with self._flush_lock:
             self._sync(self.log_end_offset)
-        active = self._segments[-1]
+        active = self._chain.active
         try:
             # A small log is read at once, so it needs no files that make reading faster.
-            is_small = len(self._segments) == 1 and active.is_small and not active.has_index_files()
+            is_small = self.segment_count == 1 and active.is_small and not active.has_index_files()
             if not is_small:
                 self._folder.write_snapshot(self.log_end_offset, self._producer_state)
             if active.size:
@@ -1120,7 +1042,7 @@ class PartitionLog:
             self._folder.mark_clean(
                 self._checkpoint(self.log_start_offset),
                 self._epochs,
-                [segment for segment in self._segments if segment.size],
+                [segment for segment in self._chain.segments if segment.size],
             )
         except OSError as error:
             raise self._storage_error("close", error) from error
@@ -1131,28 +1053,6 @@ class PartitionLog:
         Raises OSError.
         """
         self.close(clean=False)
-        for segment in self._segments:
+        for segment in self._chain.segments:
             segment.remove()
         self._folder.delete()
-
-
-def _crc(data: memoryview) -> Work[int]:
-    crc = 0
-    for first in range(0, len(data), _COPIED_BYTES_MAX):
-        yield
-        crc = crc32c.crc32c(data[first : first + _COPIED_BYTES_MAX], crc)
-    return crc
-
-
-def _written_together(
-    taken: Sequence[tuple[int, BatchHeader]],
-) -> Iterator[Sequence[tuple[int, BatchHeader]]]:
-    first = 0
-    for number, (position, header) in enumerate(taken):
-        end = position + header.size
-        if number > first and (
-            number - first == _COPIED_BATCHES_MAX or end - taken[first][0] > _COPIED_BYTES_MAX
-        ):
-            yield taken[first:number]
-            first = number
-    yield taken[first:]

@@ -225,15 +225,15 @@ async def test_a_full_disk_fails_the_partition_and_nothing_else(tmp_path, monkey
         await broker.create_topic("fine")
         await broker.produce("full", [b"before"])
         log = broker.context.partition("full", 0).log
-        real = type(log._segments[-1].file).write
+        real = type(log.segments[-1].file).write
 
         def write(file, parts, position):
-            if file is log._segments[-1].file:
+            if file is log.segments[-1].file:
                 raise OSError(errno.ENOSPC, "No space left on device")
             return real(file, parts, position)
 
         with monkeypatch.context() as patch:
-            patch.setattr(type(log._segments[-1].file), "write", write)
+            patch.setattr(type(log.segments[-1].file), "write", write)
             answer = await broker.produce("full", [b"lost"])
             assert answer.error_code == ErrorCode.KAFKA_STORAGE_ERROR
             assert "disk is full" in answer.error_message

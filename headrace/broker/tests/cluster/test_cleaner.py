@@ -124,7 +124,7 @@ async def test_one_that_cannot_be_compacted_is_reported_once_and_keeps_no_other_
         await compacted(broker, "a", "damaged")
         write(broker, "a", "xxy")
         write(broker, "damaged", "xxxxxxxy")
-        segment = broker.context.partition("damaged", 0).log._segments[1].path
+        segment = broker.context.partition("damaged", 0).log.segments[1].path
         content = bytearray(segment.read_bytes())
         content[16] = 9  # no such format
         segment.write_bytes(content)

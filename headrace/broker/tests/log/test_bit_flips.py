@@ -28,7 +28,7 @@ def filled(world, state: str):
         )
     if "flushed" in state:
         log.flush()
-    path = log._segments[0].path
+    path = log.segments[0].path
     assert log.segment_count == (2 if "sealed" in state else 1)
     return log, path, [position for position, _ in iter_headers(world.disk.contents(path))]
 

@@ -367,7 +367,7 @@ def test_a_decided_segment_that_cannot_be_read_is_reported_and_what_it_replaces_
     log = world.open(**CONFIG)
     put(world, log, ("a", "1"), ("a", "2"))
     log.flush()
-    path = log._segments[0].path
+    path = log.segments[0].path
     content = bytearray(world.disk.contents(path))
     content[70] ^= 1
     world.disk.replace(path.with_name(path.name + ".swap"), bytes(content), sync=True)
@@ -602,7 +602,7 @@ def merged_world(crash_at: int | None = None):
 
 def assert_apart(log) -> None:
     """Check that no two segments hold the same record."""
-    for segment, following in pairwise(log._segments):
+    for segment, following in pairwise(log.segments):
         if segment.size:
             *_, (_, last) = segment.headers(0)
             assert last.last_offset < following.base_offset, f"{segment} and {following}"

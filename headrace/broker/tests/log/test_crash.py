@@ -124,7 +124,7 @@ def check_producers(world: LogWorld, log: PartitionLog, history: History, known_
             assert not info.duplicate
     grown = batches_of(log)
     log.close()
-    again = world.open(log._disk, **CONFIG)
+    again = world.open(log.disk, **CONFIG)
     assert again.recovered.was_clean or again.log_end_offset == 0
     assert batches_of(again) == grown
 

@@ -29,7 +29,7 @@ def filled(world, count=30, **config):
 
 
 def log_path(log, index):
-    return log._segments[index].path
+    return log.segments[index].path
 
 
 # -- while running -------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ def test_d4_a_failed_fsync_stops_the_partition_and_is_never_retried_into_an_ackn
     if operation == "sync_directory":
         log = filled(world.__class__(), 0)
         log.reconfigure(log.config.__class__(durability="power"))
-        world.disk = log._disk
+        world.disk = log.disk
         world.disk.make_directory(world.directory)
     world.disk.fail(Fault(operation, errno.EIO, suffix=what))
     assert "fsync" in storage_error(world.append, log)
@@ -287,7 +287,7 @@ def test_d2_segments_after_a_torn_one_that_hold_nothing_readable_go(world, rest)
     log = filled(world, 30)
     torn = log_path(log, -1)
     disk = world.disk.restart(Tear.KEPT)
-    end = log._segments[-1].base_offset
+    end = log.segments[-1].base_offset
     disk.replace(torn, b"\x01" * 40, sync=True)
     later = [world.directory / f"{end + more:020d}.log" for more in (7, 9)]
     for path in later:
@@ -326,25 +326,25 @@ def test_d6_a_segment_that_lost_its_end_is_reported(world):
 def test_d6_the_remedy_that_the_message_names_works(world):
     log = filled(world, 30)
     disk = world.disk.restart(Tear.KEPT)
-    path, position = log_path(log, 1), log._segments[1].size // 2
+    path, position = log_path(log, 1), log.segments[1].size // 2
     disk.corrupt(path, position, 0xFF)
     with pytest.raises(CorruptLogError, match="truncate -s") as error:
         world.open(disk, **SEGMENTS)
     size = int(str(error.value).split("truncate -s ")[1].split(")")[0])
     disk.replace(path, disk.contents(path)[:size], sync=True)
-    for segment in log._segments[2:]:
+    for segment in log.segments[2:]:
         disk.remove(segment.path)
     again = world.open(disk, **SEGMENTS)
     assert batches_of(again) == batches_of(log)[: again.log_end_offset // 2]
-    assert again.log_end_offset > log._segments[1].base_offset
+    assert again.log_end_offset > log.segments[1].base_offset
 
 
 def test_d6_what_is_appended_where_synced_records_were_given_up_is_synced_again(world):
     """Otherwise it would be acknowledged without an fsync until the log has its former length."""
     log = filled(world, 30)
     log.flush()
-    end_offset = log._segments[1].end_offset
-    for segment in log._segments[2:]:
+    end_offset = log.segments[1].end_offset
+    for segment in log.segments[2:]:
         world.disk.remove(segment.path)
     world.disk.remove(world.directory / "leader-epoch-checkpoint")
     again = world.open(**SEGMENTS, durability="power")

@@ -55,9 +55,9 @@ def test_i1_an_index_entry_every_interval_and_a_monotone_time_index(world):
 
 def test_i1_a_truncation_cuts_the_indexes_too(world):
     log = filled(world)
-    offset = log._segments[1].base_offset + 60
+    offset = log.segments[1].base_offset + 60
     log.truncate_to(offset)
-    segment = log._segments[-1]
+    segment = log.segments[-1]
     assert len(segment.index)
     assert max(last_offset for last_offset, _ in segment.index) < offset
     assert max(last_offset for _, last_offset in segment.time_index) < offset
@@ -68,7 +68,7 @@ def test_i1_indexes_of_a_sealed_segment_are_as_durable_as_it_is(world):
     log = filled(world)
     log.flush()
     after = world.disk.restart(Tear.LOST)
-    sealed = [segment.base_offset for segment in log._segments[:-1]]
+    sealed = [segment.base_offset for segment in log.segments[:-1]]
     for suffix in (".index", ".timeindex"):
         kept = files(world, after, suffix)
         assert {base: kept.get(base) for base in sealed} == {

@@ -154,7 +154,7 @@ class Program:
         assert self.log.max_timestamp() == self.model.latest()
 
     def do_epochs(self) -> None:
-        if self.model.batches and self.log._epochs.latest == self.model.batches[-1].epoch:
+        if self.model.batches and self.log.epochs[-1][0] == self.model.batches[-1].epoch:
             for epoch in range(self.epoch + 2):
                 assert self.log.epoch_end_offset(epoch) == self.model.epoch_end(epoch)
 
@@ -188,7 +188,7 @@ class Program:
     def do_retention(self) -> None:
         """Delete by size, below a random high watermark."""
         high_watermark = self.offset()
-        before = sum(segment.size for segment in self.log._segments if segment.end_offset > self.model.start)
+        before = sum(segment.size for segment in self.log.segments if segment.end_offset > self.model.start)
         self.log.reconfigure(LogConfig(segment_bytes=SEGMENT_BYTES, retention_bytes=5000, retention_ms=-1))
         self.log.delete_old_segments(self.world.clock.now_ms, high_watermark)
         assert self.log.size_bytes >= min(before, 5000)

@@ -167,7 +167,7 @@ def test_a_tables_writer_begins_with_zero_and_counts_sequences_not_records(world
     assert write(0, 10).duplicate
     write(15, 1)
     log.close()
-    log = world.open(log._disk)
+    log = world.open(log.disk)
     assert log.recovered.was_clean
     again = write(10, 5)
     assert (again.duplicate, again.base_offset) == (True, 1)

@@ -118,7 +118,7 @@ def test_jitter_closes_segments_earlier_and_never_later(world):
         world.clock.now_ms = start + minute * 60_000
         world.append(log)
         if log.segment_count > len(spans) + 1:
-            spans.append(log._segments[-1].first_timestamp - log._segments[-2].first_timestamp)
+            spans.append(log.segments[-1].first_timestamp - log.segments[-2].first_timestamp)
     assert len(set(spans)) > 3
     assert HOUR_MS // 2 <= min(spans) < max(spans) <= HOUR_MS + 60_000
 
@@ -209,7 +209,7 @@ def written_back(world):
 @pytest.mark.parametrize("change", ["another file", "a longer file", "a missing file"])
 def test_a_mark_of_a_clean_close_is_believed_with_the_files_and_sizes_that_it_lists(world, change):
     log = three_segments(world)
-    last = log._segments[-1].path
+    last = log.segments[-1].path
     log.close()
     assert world.open().recovered.was_clean
     if change == "another file":
@@ -419,8 +419,8 @@ def test_segments_below_the_log_start_that_a_power_cut_kept_do_no_harm(world, fi
     for _ in range(8):
         world.append(log, value=b"v" * 60)
     disk = world.disk
-    kept = {segment.path: disk.contents(segment.path) for segment in log._segments[:3]}
-    log.delete_records(log._segments[3].base_offset)
+    kept = {segment.path: disk.contents(segment.path) for segment in log.segments[:3]}
+    log.delete_records(log.segments[3].base_offset)
     expected = batches_of(log)
     disk = disk.restart(Tear.KEPT)
     for path in [list(kept)[0 if first_kept else 1]]:

@@ -112,7 +112,7 @@ def test_rebuilt_indexes_are_those_that_appending_makes(interval, chunk, monkeyp
     for _ in range(120):
         at = world.clock.now_ms + rng.randrange(10**6)
         world.append(log, rng.randint(1, 3), value=rng.randbytes(rng.choice([10, 500])), at=at)
-    segment = log._segments[0]
+    segment = log.segments[0]
     builder = IndexBuilder(0, interval)
     end = WalkEnd(0, 0)
     for batches in walk(segment.file.view(), 0, end, check_crc=False, compiled=True):

@@ -84,7 +84,7 @@ async def wide_rows(made: Tables) -> Table:
         await table.append([{"id": at, "wide": bytes([at]) * (8 << 20)}])
     await table.append([{"id": 5, "wide": b""}])
     partition = table.partition
-    partition.log._roll()
+    partition.log.roll()
     await table.append([{"id": 6, "wide": b""}])
     await partition.flush(made.broker.context.executor)
     remote = made.broker.broker._cluster.remote
