@@ -294,7 +294,7 @@ class PartitionLog:
     ) -> Segment:
         """Return the active segment, prepared for the next `size` bytes. Raises KafkaError."""
         segment = self._chain.active
-        if segment.size and self._chain.must_roll(self.config, size, last_offset, newest_ms):
+        if segment.size and segment.must_roll(self.config, size, last_offset, newest_ms):
             try:
                 segment = self._roll()
             except OSError as error:
@@ -391,8 +391,9 @@ class PartitionLog:
         """Return all batches together, or one by one if the segment has to be sealed on the way."""
         size = run[-1].end_position - run[0].position
         newest_ms = max(copy.header.max_timestamp for copy in run)
-        index_bytes = self._chain.active.index_bytes + len(run) * _INDEX_ENTRY_BYTES_MAX
-        if index_bytes <= self.config.segment_index_bytes and not self._chain.must_roll(
+        segment = self._chain.active
+        index_bytes = segment.index_bytes + len(run) * _INDEX_ENTRY_BYTES_MAX
+        if index_bytes <= self.config.segment_index_bytes and not segment.must_roll(
             self.config, size, run[-1].header.last_offset, newest_ms
         ):
             return (run,)

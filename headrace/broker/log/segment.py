@@ -14,7 +14,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from headrace.broker.log.errors import CorruptLogError
 from headrace.broker.log.index import OFFSET_ENTRY, TIME_ENTRY, OffsetIndex, TimeIndex
@@ -32,6 +32,9 @@ from headrace.protocol.records.header import (
     BatchHeader,
     read_header,
 )
+
+if TYPE_CHECKING:
+    from headrace.broker.log.config import LogConfig
 
 logger = logging.getLogger("headrace.log")
 
@@ -273,6 +276,17 @@ class Segment:
             discard(doomed)
         for path in (self.index_path, self.time_index_path, self.transaction_index_path):
             self._disk.remove(path)
+
+    def must_roll(self, config: LogConfig, size: int, last_offset: int, timestamp: int) -> bool:
+        """Return whether the next `size` bytes need a segment of their own; `timestamp` is their newest."""
+        end = self.size + size
+        return (
+            end > config.segment_bytes
+            or end > POSITION_MAX
+            or last_offset - self.base_offset > RELATIVE_OFFSET_MAX
+            or 0 <= self.first_timestamp < timestamp - config.roll_ms + self.jitter_ms
+            or (self.is_index_entry_due and self.index_bytes > config.segment_index_bytes)
+        )
 
     # -- indexes -------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from headrace.broker.log.config import LogConfig
 from headrace.broker.log.folder import LogFolder
 from headrace.broker.log.reader import Reader
-from headrace.broker.log.segment import POSITION_MAX, RELATIVE_OFFSET_MAX, Segment
+from headrace.broker.log.segment import Segment
 from headrace.broker.runtime.ports import Disk
 
 
@@ -56,18 +56,6 @@ class SegmentChain:
         return segment
 
     # -- the end of the log --------------------------------------------------------------------------------
-
-    def must_roll(self, config: LogConfig, size: int, last_offset: int, timestamp: int) -> bool:
-        """Return whether the next `size` bytes need a segment of their own; `timestamp` is their newest."""
-        segment = self.active
-        end = segment.size + size
-        return (
-            end > config.segment_bytes
-            or end > POSITION_MAX
-            or last_offset - segment.base_offset > RELATIVE_OFFSET_MAX
-            or 0 <= segment.first_timestamp < timestamp - config.roll_ms + segment.jitter_ms
-            or (segment.is_index_entry_due and segment.index_bytes > config.segment_index_bytes)
-        )
 
     def extend(self, config: LogConfig) -> None:
         """Begin another segment behind the active one, which is sealed. Its first batch makes its file."""
