@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 from headrace.broker.log.compaction_plan import Cleanable, Step, cleanable
 from headrace.broker.log.errors import CleaningAbandoned, CleaningError, CorruptLogError
 from headrace.broker.runtime import disk_errors
-from headrace.broker.runtime.disk_errors import is_disk_full
+from headrace.broker.runtime.disk_errors import is_passing
 from headrace.protocol.errors import DecodeError, KafkaError
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class LogCleaner:
         try:
             await self._clean(partition, part)
         except (CleaningError, CleaningAbandoned, CorruptLogError, KafkaError, OSError) as error:
-            if is_disk_full(error):  # there may be room later
+            if is_passing(error):  # there may be room later
                 disk_errors.tell(logger, "{}-{} cannot be compacted".format(*_name(partition)), error)
             elif partition.closed or isinstance(error, CleaningAbandoned):
                 logger.info("the cleaning of %s-%d was stopped: %s", *_name(partition), error)

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from headrace.broker.runtime.disk_errors import is_disk_full
+from headrace.broker.runtime.disk_errors import is_disk_full, is_passing
 from headrace.protocol.errors import KafkaError
 
 if TYPE_CHECKING:
@@ -60,9 +60,9 @@ class Retention:
                     async with self._removals:
                         deleted = partition.apply_retention(self._ages.time_ms(), self._floor(partition))
                 except (KafkaError, OSError) as error:
-                    if is_disk_full(error):  # which was reported
+                    if is_disk_full(error):
                         self._deleted_files.hurry()
-                    else:
+                    if not is_passing(error):  # which was reported
                         logger.error("retention of %r failed: %s", partition, error)
                     continue
                 except Exception as error:  # noqa: BLE001 - of one partition: told

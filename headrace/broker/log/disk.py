@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from struct import Struct, calcsize
 
+from headrace.broker.runtime.open_files import SEGMENT_FILES
 from headrace.broker.runtime.ports import DiskUsage, LockedError
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -103,12 +104,22 @@ class SystemFile:
             os.close(fd)
 
 
+def _open(path: Path, flags: int) -> int:
+    """Return a descriptor. If the process has too many, close files that are not in use and try once more."""
+    try:
+        return os.open(path, flags | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE) or not SEGMENT_FILES.close_some():
+            raise
+    return os.open(path, flags | os.O_CLOEXEC, 0o644)
+
+
 class SystemDisk:
     def open(self, path: Path, *, create: bool = False) -> SystemFile:
-        return SystemFile(os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644))
+        return SystemFile(_open(path, os.O_RDWR | (os.O_CREAT if create else 0)))
 
     def open_read_only(self, path: Path) -> SystemFile:
-        return SystemFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        return SystemFile(_open(path, os.O_RDONLY))
 
     def names(self, directory: Path) -> list[str]:
         try:
@@ -124,13 +135,13 @@ class SystemDisk:
             return None
 
     def read(self, path: Path) -> bytes:
-        with open(path, "rb") as file:
+        with open(_open(path, os.O_RDONLY), "rb") as file:
             return file.read()
 
     def replace(self, path: Path, data: bytes, *, sync: bool) -> None:
         # Two threads may replace one file at the same time; each needs its own temporary file.
         temporary = path.with_name(f"{path.name}.{threading.get_ident()}{_TEMPORARY_SUFFIX}")
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        fd = _open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
             try:
                 rest = memoryview(data)
@@ -225,7 +236,7 @@ class SystemDisk:
         shutil.rmtree(path, ignore_errors=True)
 
     def sync_directory(self, path: Path) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = _open(path, os.O_RDONLY)
         try:
             os.fsync(fd)
         finally:

@@ -44,3 +44,7 @@ class CleaningError(Exception):
 
 class CleaningAbandoned(Exception):  # noqa: N818 - no error: the log has changed under the cleaning
     """The segments that were being cleaned are gone, or the log is closed."""
+
+
+class HalfWrittenError(OSError):
+    """A failed write may have left a part of it behind the end of its file. The text gives the reason."""

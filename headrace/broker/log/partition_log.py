@@ -39,7 +39,7 @@ from headrace.broker.log.checkpoint import Checkpoint
 from headrace.broker.log.config import LogConfig
 from headrace.broker.log.copying import Copy, check_copies
 from headrace.broker.log.disk import SystemDisk
-from headrace.broker.log.errors import CleaningAbandoned, CorruptLogError, InRemoteStorage
+from headrace.broker.log.errors import CleaningAbandoned, CorruptLogError, HalfWrittenError, InRemoteStorage
 from headrace.broker.log.folder import LogFolder
 from headrace.broker.log.preparation import prepare
 from headrace.broker.log.producer_state import AppendedBatch, Producer, ProducerState
@@ -576,15 +576,13 @@ class PartitionLog:
 
     def _write(self, segment: Segment, prefix: bytes, rest: memoryview) -> None:
         try:
-            segment.file.write((prefix, rest), segment.size)
+            segment.write((prefix, rest))
             if not segment.size:
                 # Set after the write: a commit under way has not seen the new name.
                 self._folder.has_new_names = True
         except OSError as error:
-            try:
-                segment.undo_append()
-            except OSError as second:
-                self._fail(f"a failed append could not be undone: {second}")
+            if isinstance(error, HalfWrittenError):
+                self._fail(str(error))
             raise self._storage_error("append to", error) from error
 
     def _storage_error(self, verb: str, error: OSError) -> KafkaError:
@@ -973,10 +971,13 @@ class PartitionLog:
                 self._folder.has_new_names = False
                 self._folder.sync_names(self._chain.active.base_offset)
             except OSError as error:
+                self._folder.has_new_names = True
                 raise self._sync_failed(error) from error
         self.recovery_point = max(self.recovery_point, end_offset)
 
     def _sync_failed(self, error: OSError) -> KafkaError:
+        if disk_errors.is_out_of_descriptors(error):  # the fsync has not begun, and the next one may
+            return self._storage_error("flush", error)
         self._fail(
             f"the disk could not make records durable (fsync: {error}); restart to find out what survived"
         )

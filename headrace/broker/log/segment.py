@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from headrace.broker.log.errors import CorruptLogError
+from headrace.broker.log.errors import CorruptLogError, HalfWrittenError
 from headrace.broker.log.index import OFFSET_ENTRY, TIME_ENTRY, OffsetIndex, TimeIndex
 from headrace.broker.log.scan import IndexBuilder, WalkEnd, walk
 from headrace.broker.log.transaction_index import FILE_SUFFIX as TRANSACTION_INDEX_SUFFIX
 from headrace.broker.log.transaction_index import TransactionIndex
 from headrace.broker.runtime import disk_errors
+from headrace.broker.runtime.open_files import SEGMENT_FILES
 from headrace.broker.runtime.ports import Disk, DiskFile
 from headrace.protocol.errors import DecodeError
 from headrace.protocol.records.header import (
@@ -66,6 +67,7 @@ class Segment:
     """
 
     __slots__ = (
+        "__weakref__",
         "_disk",
         "_file",
         "_index",
@@ -84,6 +86,7 @@ class Segment:
         "jitter_ms",
         "size",
         "untimed_append_ms",
+        "used",
     )
 
     def __init__(
@@ -120,6 +123,8 @@ class Segment:
         """
         self.jitter_ms = 0
         """Milliseconds that are subtracted from `segment.ms`."""
+        self.used = False
+        """Whether its file was used lately, so that it stays open for now."""
         self.untimed_append_ms = -1
         """Time of the last append of a batch without a timestamp; retention has no other time for it."""
 
@@ -148,16 +153,23 @@ class Segment:
     @property
     def file(self) -> DiskFile:
         """The log file, opened on first use. Raises OSError."""
-        if self._file is None:
-            if self.is_active:
-                self._file = self._disk.open(self.path, create=True)
-            else:
-                self._file = self._disk.open_read_only(self.path)
-        return self._file
+        self.used = True
+        file = self._file  # another thread may close it at any time
+        if file is None:
+            disk, path = self._disk, self.path
+            file = disk.open(path, create=True) if self.is_active else disk.open_read_only(path)
+            self._file = file
+            SEGMENT_FILES.opened(self)
+        return file
+
+    def close_file(self) -> None:
+        """Close the log file; the next use opens it. A use in progress keeps it open until its end."""
+        self._file = None
 
     def release(self) -> None:
         """Close file and mapped indexes; they are opened again when needed. Not for the active segment."""
-        self._file = None
+        self.close_file()
+        SEGMENT_FILES.forget(self)
         self._index = None
         self._time_index = None
 
@@ -415,10 +427,17 @@ class Segment:
         self.size = position + size
         self.end_offset = last_offset + 1
 
-    def undo_append(self) -> None:
-        """Cut off what a failed write may have left behind the end. Raises OSError."""
-        if self._file is not None:
-            self._file.truncate(self.size)
+    def write(self, parts: Sequence[bytes | memoryview]) -> None:
+        """Write behind its end. Raises OSError, and HalfWrittenError if a part of it may be behind the end now."""
+        file = self.file
+        try:
+            file.write(parts, self.size)
+        except OSError as error:
+            try:
+                file.truncate(self.size)
+            except OSError as second:
+                raise HalfWrittenError(f"a failed append could not be undone: {second}") from error
+            raise
 
     def truncate(self, position: int, end_offset: int) -> None:
         """Cut the active segment at a batch boundary. Raises OSError."""

@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Protocol
 
 from headrace.broker.runtime import disk_errors
-from headrace.broker.runtime.disk_errors import DISK_FULL, is_disk_full
+from headrace.broker.runtime.disk_errors import is_passing
 from headrace.protocol.errors import KafkaError
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ async def delete_with(
 
 
 def note_failed_close(holder: LogHolder, error: Exception, logger: logging.Logger) -> None:
-    reason = f"it did not close cleanly: {DISK_FULL if is_disk_full(error) else error}"
-    if is_disk_full(error) and holder.failure is None:
+    reason = f"it did not close cleanly: {disk_errors.why(error) if is_passing(error) else error}"
+    if is_passing(error) and holder.failure is None:
         holder.failure = reason
         disk_errors.tell(logger, f"partition {holder.name} is not closed cleanly", error)
     elif not isinstance(error, (OSError, KafkaError)):

@@ -30,14 +30,14 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from headrace.broker.log.errors import CorruptLogError, InRemoteStorage
 from headrace.broker.log.validation import AppendOrigin
 from headrace.broker.partitions.log_closing import close_log, delete_with, note_failed_close
 from headrace.broker.partitions.traffic import Traffic
 from headrace.broker.runtime import disk_errors
-from headrace.broker.runtime.disk_errors import DISK_LOG, is_disk_full, is_out_of_descriptors
+from headrace.broker.runtime.disk_errors import is_passing
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.protocol.records.check import Effort
 from headrace.protocol.records.header import RECORD_COUNT, RECORD_COUNT_POSITION
@@ -53,6 +53,10 @@ if TYPE_CHECKING:
     from headrace.broker.partitions.topic import TopicImage
 
 logger = logging.getLogger("headrace.partition")
+
+
+_COMMIT_AGAIN_SECONDS: Final = 0.5
+"""Pause after an fsync that could not begin, because no more files can be open."""
 
 
 class PartitionChanges:
@@ -183,24 +187,11 @@ class Partition:
             log = self._open_log(self)
         except Exception as error:
             name = f"{self.topic.name}-{self.index}"
-            if is_disk_full(error):  # the next attempt may find room
+            if is_passing(error):  # the next attempt may find room
                 disk_errors.tell(logger, f"partition {name} cannot be opened", error)
                 raise KafkaError(
                     ErrorCode.KAFKA_STORAGE_ERROR,
-                    f"partition {name} cannot be opened: {disk_errors.DISK_FULL}",
-                ) from error
-            if is_out_of_descriptors(error):  # the next attempt may find descriptors
-                DISK_LOG.tell(
-                    logger,
-                    logging.ERROR,
-                    "descriptors",
-                    "partition %s cannot be opened: %s",
-                    name,
-                    error,
-                )
-                raise KafkaError(
-                    ErrorCode.KAFKA_STORAGE_ERROR,
-                    f"partition {name} cannot be opened: the broker has too many open files; try again",
+                    f"partition {name} cannot be opened: {disk_errors.why(error)}; try again",
                 ) from error
             if not isinstance(error, CorruptLogError):
                 logger.error("partition %s cannot be opened", name, exc_info=error)
@@ -326,8 +317,11 @@ class Partition:
             self.high_watermark = offset
             self._moved()
 
-    def _commit(self, log: PartitionLog, executor: Executor) -> None:
-        self._committing = asyncio.get_running_loop().run_in_executor(executor, log.commit)
+    def _commit(self, log: PartitionLog, executor: Executor, pause_seconds: float = 0.0) -> None:
+        if pause_seconds:
+            self._committing = asyncio.ensure_future(_later(pause_seconds, executor, log.commit))
+        else:
+            self._committing = asyncio.get_running_loop().run_in_executor(executor, log.commit)
         self._committing.add_done_callback(lambda future: self._committed(log, executor, future))
 
     def _committed(self, log: PartitionLog, executor: Executor, future: asyncio.Future[None]) -> None:
@@ -335,6 +329,9 @@ class Partition:
         self._committing = None
         error = None if future.cancelled() else future.exception()
         if self.closed or self._log is not log:
+            return
+        if error is not None and log.failure is None and is_passing(error):
+            self._commit(log, executor, _COMMIT_AGAIN_SECONDS)
             return
         if error is not None:
             self.fail(log.failure or f"its records cannot be made durable: {error}")
@@ -604,3 +601,8 @@ class Partition:
         log, self._log = self._log, None
         if log is not None:
             await close_log(self, log, logger, clean=clean, executor=executor)
+
+
+async def _later(seconds: float, executor: Executor, work: Callable[[], None]) -> None:
+    await asyncio.sleep(seconds)
+    await asyncio.get_running_loop().run_in_executor(executor, work)

@@ -24,7 +24,7 @@ from headrace.broker.partitions.log_closing import close_log, delete_with
 from headrace.broker.replication.followed import FollowedPartition
 from headrace.broker.replication.safe_time import SafeTime
 from headrace.broker.runtime import disk_errors
-from headrace.broker.runtime.disk_errors import is_disk_full, is_out_of_descriptors
+from headrace.broker.runtime.disk_errors import is_passing
 from headrace.protocol.errors import DecodeError, ErrorCode, KafkaError
 from headrace.protocol.records.header import Buffer, iter_headers
 
@@ -132,7 +132,7 @@ class Follower:
                 log = await asyncio.shield(self._opening)
             except Exception as error:  # noqa: BLE001 - of one replica
                 self._opening = None
-                if is_disk_full(error) or is_out_of_descriptors(error):  # there may be room soon
+                if is_passing(error):  # there may be room soon
                     self.not_before = asyncio.get_running_loop().time() + FAILED_SECONDS
                     disk_errors.tell(logger, f"the replica {self.name} cannot be opened", error)
                     return False

@@ -1,8 +1,9 @@
-"""Recognise a disk that is full or broken, and limit how often it is logged.
+"""Recognise a disk that is full or broken, a lack of files or memory, and limit how often it is logged.
 
 A full disk makes thousands of writes fail each second. Each answer contains the cause; the log gets one line a minute
-for each cause, and the next line says how many similar lines were left out. A full disk is a normal kind of failure:
-the operation is tried again and succeeds when there is room, so nothing is abandoned because of it.
+for each cause, and the next line says how many similar lines were left out. A full disk is a normal kind of failure,
+and so is a lack of file descriptors or memory: the operation is tried again and succeeds when there is room, so nothing
+is abandoned because of it (`is_passing`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ import msgspec
 
 SECONDS_BETWEEN_LINES: Final = 60.0
 DISK_FULL: Final = "the disk is full; free space or shorten retention"
+NO_DESCRIPTORS: Final = (
+    "too many files are open; raise the limit of open files (ulimit -n, or LimitNOFILE of a service)"
+)
+NO_MEMORY: Final = "the system has no memory left"
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
@@ -40,9 +45,27 @@ def is_disk_full(error: BaseException | None) -> bool:
     return False
 
 
-def why(error: OSError) -> str:
+def is_passing(error: BaseException | None) -> bool:
+    """Return whether an error is, or was caused by, a lack of space, file descriptors or memory."""
+    return _passing_cause(error) is not None
+
+
+def _passing_cause(error: BaseException | None) -> str | None:
+    while error is not None:
+        if isinstance(error, OSError):
+            if error.errno in _FULL:
+                return DISK_FULL
+            if error.errno in _NO_DESCRIPTORS:
+                return NO_DESCRIPTORS
+            if error.errno == errno.ENOMEM:
+                return NO_MEMORY
+        error = error.__cause__
+    return None
+
+
+def why(error: BaseException) -> str:
     """Return a description of the disk's fault for the log and for answers."""
-    return DISK_FULL if is_disk_full(error) else f"the disk does not work: {error}"
+    return _passing_cause(error) or f"the disk does not work: {error}"
 
 
 class _Cause(msgspec.Struct):
@@ -82,6 +105,6 @@ DISK_LOG: Final = RateLimitedLog()
 
 def tell(logger: logging.Logger, text: str, error: BaseException) -> None:
     """Log that `text` failed because of the disk."""
-    full = is_disk_full(error)
-    cause = DISK_FULL if full else f"{type(error).__name__} {getattr(error, 'errno', None)}"
-    DISK_LOG.tell(logger, logging.ERROR, cause, "%s: %s", text, DISK_FULL if full else error)
+    passing = _passing_cause(error)
+    cause = passing or f"{type(error).__name__} {getattr(error, 'errno', None)}"
+    DISK_LOG.tell(logger, logging.ERROR, cause, "%s: %s", text, passing or error)

@@ -26,3 +26,12 @@ def keep_freed_memory() -> bool:
     except (AttributeError, OSError):
         return False
     return bool(mallopt(_M_MMAP_THRESHOLD, MAPPED_FROM)) and bool(mallopt(_M_TRIM_THRESHOLD, KEPT_MAX))
+
+
+def give_back() -> None:
+    """Return free memory to the system (malloc_trim(3)): some milliseconds, without the interpreter lock."""
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError):
+        return
+    trim(0)

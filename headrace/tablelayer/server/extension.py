@@ -43,7 +43,12 @@ from headrace.tablelayer.server.metrics import TABLE_METRICS, TableCollector
 from headrace.tablelayer.server.partitions.automatic import Calendar
 from headrace.tablelayer.server.rights.column_grants import ColumnGrants
 from headrace.tablelayer.server.rights.table_rights import TableRights
-from headrace.tablelayer.server.services import BLOCK_CACHE_CONFIG, SNAPSHOT_CONFIGS, Services
+from headrace.tablelayer.server.services import (
+    BLOCK_CACHE_CONFIG,
+    OPEN_STORES_CONFIG,
+    SNAPSHOT_CONFIGS,
+    Services,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,6 +85,7 @@ _BROKER_CONFIGS = (
     *LAKE_CATALOG_CONFIGS,
     *SNAPSHOT_CONFIGS,
     BLOCK_CACHE_CONFIG,
+    OPEN_STORES_CONFIG,
     *REGISTRY_CONFIGS,
     ConfigKey(
         MAX_PARTITIONS_CONFIG,
@@ -397,6 +403,7 @@ class TableExtension:
             if self._scans is not None:
                 self._scans.expire()
             await self._tend_buckets(context)
+            await self._close_idle_stores(context)
             if not context.metadata.is_loaded:
                 continue  # recovery takes time: an unknown table is not a dropped one
             await self._forget_dropped(context)
@@ -442,6 +449,13 @@ class TableExtension:
             await self._staged.expiry.expire(
                 lambda table_id: context.metadata.topic_by_id(table_id) is not None
             )
+
+    async def _close_idle_stores(self, context: BrokerContext) -> None:
+        assert self._services is not None
+        try:
+            await self._services.close_idle_stores()
+        except Exception as error:  # noqa: BLE001 - logged, and tried again
+            context.background.failed("closing key-value stores that are not used", error)
 
     async def _tend_buckets(self, context: BrokerContext) -> None:
         assert self._services is not None

@@ -27,6 +27,15 @@ class Limits(msgspec.Struct, frozen=True):
     """Time since the last flush after which a store with new writes is flushed. A restart after a crash replays at most
     a few seconds of writes; a flush of that much costs a few milliseconds."""
 
+    stores_open_max: int = 1000
+    """Maximum number of stores that are open at a time: each takes about half a megabyte however few rows it has."""
+
+    store_files_max: int = 1 << 20
+    """Maximum number of files of open stores; `services` lowers it to their share of RLIMIT_NOFILE."""
+
+    store_idle_seconds: float = 120.0
+    """Time after which a store that was not used is closed. The next use opens it again, in some milliseconds."""
+
     replay_bytes: int = 4 * _MIB
     """Number of bytes of the log that one replay step reads."""
 

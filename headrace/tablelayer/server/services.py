@@ -15,7 +15,9 @@ import msgspec
 from headrace.broker.configs.config_key import ConfigError, ConfigKey, ConfigType, at_least
 from headrace.broker.log.disk import SystemDisk
 from headrace.broker.log.region import RemoteRegion
-from headrace.broker.objects.files import RemoteFiles, open_files
+from headrace.broker.objects.files import RemoteFiles
+from headrace.broker.objects.files import open_files as open_remote
+from headrace.broker.runtime import open_files
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.options.option_types import parse_duration_ms
 from headrace.tablelayer.model.table.definition import PARTITION_OF_CONFIG
@@ -85,7 +87,7 @@ class SnapshotConfig(msgspec.Struct, frozen=True):
             return cls(None, 0.0, 0)
         location = config[SNAPSHOT_DIRECTORY] or str(context.data_dir / "extensions" / "table-snapshots")
         try:
-            files = open_files(location, context.disk, context.entropy)
+            files = open_remote(location, context.disk, context.entropy)
             return cls(files, interval, config[SNAPSHOTS_RETAINED])
         except (ValueError, OSError) as error:
             raise ConfigError(f"{SNAPSHOT_DIRECTORY}: {error}") from error
@@ -140,6 +142,17 @@ BLOCK_CACHE_CONFIG = ConfigKey(
     "of random keys in a larger state read from the disk or from the operating system's cache, and "
     "decompress.",
     at_least(1 << 20),
+)
+
+
+OPEN_STORES_CONFIG = ConfigKey(
+    "kv.open.stores.max",
+    ConfigType.INT,
+    str(Limits().stores_open_max),
+    "Maximum number of key-value stores of primary-key tables that are open at a time. Each one takes about seven "
+    "files and half a megabyte. The least recently used ones are closed first, and opened again when they are used. "
+    "Open stores use at most a quarter of the limit of open files, whatever this number is.",
+    at_least(1),
 )
 
 
@@ -246,14 +259,25 @@ class Services:
         if self._memory is None:
             from headrace.tablelayer.server.store.kv import SharedMemory
 
-            self._memory = SharedMemory(
+            limits = msgspec.structs.replace(
                 self.limits,
+                stores_open_max=self.context.config[OPEN_STORES_CONFIG.name],
+                store_files_max=min(self.limits.store_files_max, open_files.share()),
+            )
+            self._memory = SharedMemory(
+                limits,
                 self.store_disk,
                 self.context.clock,
                 self.context.threads,
                 self.context.config[BLOCK_CACHE_CONFIG.name],
             )
+            open_files.SEGMENT_FILES.also(self._memory.stores.close_one)
         return self._memory
+
+    async def close_idle_stores(self) -> None:
+        """Close some stores that were not used for `store_idle_seconds`."""
+        if self._memory is not None and self._memory.stores.count:
+            await self.run(self._memory.stores.close_idle, self.limits.store_idle_seconds)
 
     def snapshots_of(
         self, table_id: UUID, bucket: int, *, replicated: bool = False

@@ -194,5 +194,5 @@ async def test_a_partition_that_cannot_be_opened_for_want_of_descriptors_is_open
             out.setattr(directory, "make_partition_dir", none_left)
             refused = await broker.produce("t", [b"x"])
             assert refused.error_code == ErrorCode.KAFKA_STORAGE_ERROR
-            assert "too many open files" in refused.error_message
+            assert "too many files are open" in refused.error_message
         assert (await broker.produce("t", [b"x"])).error_code == 0

@@ -1,6 +1,9 @@
-"""Handler of ListSnapshots: the snapshots that this broker knows, without any read from disk."""
+"""Handler of ListSnapshots: the snapshots of the buckets that this broker leads."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from headrace.broker.requests.declaration import RequestContext
 from headrace.broker.security.rights import Operation
@@ -9,6 +12,9 @@ from headrace.tablelayer.model.table.definition import TablePath
 from headrace.tablelayer.server.bucket.key_bucket import KeyBucket
 from headrace.tablelayer.server.catalog.catalog import Catalog
 from headrace.tablelayer.server.rights.table_rights import TableRights
+
+if TYPE_CHECKING:
+    from headrace.tablelayer.server.store.snapshots import Snapshot
 
 
 class SnapshotHandlers:
@@ -26,14 +32,13 @@ class SnapshotHandlers:
         for index in range(self._catalog.bucket_count(path)):
             hooks: object = self._catalog.context.partition(path.topic, index).hooks
             if isinstance(hooks, KeyBucket) and hooks.store is not None:
-                buckets.append(_listing(index, hooks))
+                buckets.append(_listing(index, hooks, await hooks.known_snapshots()))
         return m.ListSnapshotsResponse(buckets=buckets)
 
 
-def _listing(index: int, bucket: KeyBucket) -> m.BucketSnapshotsListing:
+def _listing(index: int, bucket: KeyBucket, known: Sequence[Snapshot]) -> m.BucketSnapshotsListing:
     assert bucket.store is not None
     applied_offset, row_count = bucket.store.applied
-    known = () if bucket.snapshots is None else bucket.snapshots.known
     return m.BucketSnapshotsListing(
         bucket=index,
         applied_offset=applied_offset,

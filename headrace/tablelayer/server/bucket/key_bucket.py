@@ -36,7 +36,7 @@ from headrace.tablelayer.server.merge.writes import (
 )
 from headrace.tablelayer.server.services import KeptStore, Services
 from headrace.tablelayer.server.store.keys import absent_keys
-from headrace.tablelayer.server.store.kv import DiskFullError, StalledStoreError, is_damage
+from headrace.tablelayer.server.store.kv import StalledStoreError, is_damage, is_halted
 from headrace.tablelayer.server.store.tablet import PreparedWrite, Tablet
 
 if TYPE_CHECKING:
@@ -147,8 +147,8 @@ class KeyBucket(StoredBucket):
                 await self._take_numbers(tablet, error.missing)
             except Exception as error:
                 self.check_open()
-                if is_damage(error):
-                    raise self._damaged(error) from error
+                if (known := self._failed(error)) is not None:
+                    raise known from error
                 raise
 
     def log_prepared(self, prepared: PreparedWrite, size: int) -> AppendInfo:
@@ -179,7 +179,7 @@ class KeyBucket(StoredBucket):
                     break
                 end_offset = tablet.end_of(count)
                 try:
-                    if not tablet.kv.is_made:
+                    if not tablet.kv.is_open:
                         await self.services.open_store(tablet.kv.make)
                     await self.services.run(tablet.store, count)
                 except StalledStoreError:
@@ -188,10 +188,13 @@ class KeyBucket(StoredBucket):
                     if self._flush_failure is not None:
                         self._has_no_space(self._flush_failure)
                     continue
-                except (DiskFullError, OSError) as error:
+                except OSError as error:
                     if self.closed:
                         break  # the rows are in the log and will be replayed
                     self._has_no_space(error)
+                    if tablet.kv.is_open and is_halted(error):
+                        self._restart(error)
+                        break
                     await asyncio.sleep(_DISK_FULL_RETRY_SECONDS)
                     continue
                 if self._no_space is not None:
@@ -205,6 +208,9 @@ class KeyBucket(StoredBucket):
         except Exception as error:
             if is_damage(error):
                 self._damaged(error)
+                return
+            if is_halted(error):
+                self._restart(error)
                 return
             logger.error("%s cannot store rows", self.name, exc_info=error)
             self.partition.fail(f"its rows cannot be stored: {error}")
@@ -300,8 +306,8 @@ class KeyBucket(StoredBucket):
             if result is None:
                 result = await self.services.run(work, store, *arguments)
         except Exception as error:
-            if is_damage(error):
-                raise self._damaged(error) from error
+            if (known := self._failed(error)) is not None:
+                raise known from error
             if tablet is not self._tablet:
                 raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.name} is being closed") from error
             raise

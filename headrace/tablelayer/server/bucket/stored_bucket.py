@@ -25,10 +25,15 @@ from headrace.tablelayer.server.bucket.bucket import TableBucket
 from headrace.tablelayer.server.bucket.tasks import USES_STORE, Kind, Tasks
 from headrace.tablelayer.server.services import KeptStore, Services, table_of
 from headrace.tablelayer.server.store.copies import copy_store
-from headrace.tablelayer.server.store.kv import DiskFullError, checkpoint, is_damage
+from headrace.tablelayer.server.store.kv import DiskFullError, checkpoint, is_damage, is_halted
 from headrace.tablelayer.server.store.recovery import StoreRecovery, UnrecoverableBucketError, set_aside
 from headrace.tablelayer.server.store.row_ttl import RowTimes
-from headrace.tablelayer.server.store.snapshots import BucketSnapshots, SnapshotSchedule, SnapshotStoppedError
+from headrace.tablelayer.server.store.snapshots import (
+    BucketSnapshots,
+    Snapshot,
+    SnapshotSchedule,
+    SnapshotStoppedError,
+)
 from headrace.tablelayer.server.store.tablet import Tablet
 
 if TYPE_CHECKING:
@@ -43,6 +48,8 @@ logger = logging.getLogger("headrace.tables")
 
 _STARTING_SECONDS = 2.0
 """Maximum time that a request waits for a bucket that this broker begins to lead; then the client retries."""
+_REOPEN_SECONDS = 0.2
+_REOPEN_SECONDS_MAX = 5.0
 _CLOSING_SECONDS = 0.5
 """Maximum time that a lock's holder may go on while the bucket is closed; then it finds the bucket closed."""
 
@@ -72,7 +79,7 @@ class StoredBucket(TableBucket):
         self._rebuilt_at = float("-inf")
         self._no_space: OSError | None = None
         """The reason why logged rows cannot be stored, while that is so."""
-        self._flush_failure: DiskFullError | None = None
+        self._flush_failure: OSError | None = None
 
     @property
     def store(self) -> KeyValueStore | None:
@@ -94,21 +101,29 @@ class StoredBucket(TableBucket):
         if self.partition.is_replicated:
             self._tasks.start(Kind.START, self._start_beside())
             return
-        await self._bring_up()
-        self._look_for_snapshots()
+        try:
+            await self._bring_up()
+        except OSError as error:
+            self._restart(error)
 
     async def _start_beside(self) -> None:
         try:
             async with self._writing:
                 await self._bring_up()
-            if not self.closed:
-                self._look_for_snapshots()
+        except OSError as error:
+            self._restart(error)
         except Exception as error:
             logger.error("%s cannot start", self.name, exc_info=error)
             self.partition.fail(f"it cannot start: {error}")
 
     def _look_for_snapshots(self) -> None:
-        if self.snapshots is not None:
+        """Begin to read the list of snapshots, once. An unused bucket does not read it."""
+        if (
+            self.snapshots is not None
+            and self._schedule is None
+            and not self.closed
+            and self._tasks.under_way(Kind.SNAPSHOT) is None
+        ):
             self._tasks.start(Kind.SNAPSHOT, self._load_snapshots(self.snapshots))
 
     async def _started(self) -> Tablet:
@@ -168,7 +183,8 @@ class StoredBucket(TableBucket):
         self._tablet = tablet
         self._no_space = None
         self._candidate = max(self._candidate, end_offset)
-        self.services.restless[self] = None
+        if store.is_open:
+            self.services.restless[self] = None
         self.partition.publish_high_watermark(end_offset)
         if end_offset:
             logger.info(
@@ -196,6 +212,46 @@ class StoredBucket(TableBucket):
                 least_offset=log.log_start_offset,
                 is_over=lambda: self.closed,
             )
+
+    # -- errors --------------------------------------------------------------------------------------------
+
+    def _failed(self, error: BaseException) -> KafkaError | None:
+        """Return the retriable error for a request that met an error of the store; None for other errors."""
+        if is_damage(error):
+            return self._damaged(error)
+        if isinstance(error, OSError):
+            disk_errors.tell(logger, f"the key-value store of {self.name} cannot be used", error)
+            return KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                f"{self.name}: its key-value store cannot be used now: {disk_errors.why(error)}",
+            )
+        return None
+
+    def _restart(self, error: BaseException) -> None:
+        """Open the store again, and replay the rows that it had in memory: RocksDB has stopped writing its files."""
+        if self._tasks.under_way(Kind.REBUILD) is None and not self.closed:
+            disk_errors.tell(
+                logger, f"{self.name} cannot write its key-value store, and opens it again", error
+            )
+            self._tasks.start(Kind.REBUILD, self._reopen(error))
+
+    async def _reopen(self, error: BaseException) -> None:
+        pause = _REOPEN_SECONDS
+        try:
+            async with self._writing:
+                tablet = await self._quiesce()
+                if tablet is not None:
+                    await self.services.run(tablet.kv.abandon)
+                while not self.closed:
+                    try:
+                        return await self._bring_up()
+                    except (OSError, KafkaError) as again:
+                        disk_errors.tell(logger, f"{self.name} cannot be opened again", again)
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, _REOPEN_SECONDS_MAX)
+        except Exception as failure:
+            logger.error("%s cannot be opened again", self.name, exc_info=failure)
+            self.partition.fail(f"its key-value store cannot be opened again: {failure}")
 
     # -- damage --------------------------------------------------------------------------------------------
 
@@ -254,6 +310,8 @@ class StoredBucket(TableBucket):
         snapshots, schedule = self.snapshots, self._schedule
         if snapshots is None:
             return is_unflushed
+        if schedule is None:
+            self._look_for_snapshots()
         if schedule is None or self._tasks.under_way(Kind.SNAPSHOT) is not None:
             return True
         if schedule.due(now, tablet.kv.applied_offset, snapshots.newest_offset):
@@ -277,6 +335,8 @@ class StoredBucket(TableBucket):
         except Exception as error:
             if is_damage(error):
                 self._damaged(error)
+            elif is_halted(error):
+                self._restart(error)
             elif not self.closed:
                 logger.error("%s cannot be flushed", self.name, exc_info=error)
                 self.partition.fail(f"its key-value store cannot be flushed: {error}")
@@ -298,6 +358,19 @@ class StoredBucket(TableBucket):
             retry = limits.snapshot_retry_seconds
             self._schedule = SnapshotSchedule(interval, retry, clock.monotonic(), age)
             return
+
+    async def known_snapshots(self) -> tuple[Snapshot, ...]:
+        """Return the bucket's snapshots, newest first; read their list if that was not done yet.
+
+        Returns none if it cannot be read now.
+        """
+        if self.snapshots is None:
+            return ()
+        try:
+            return await self.services.background(self.snapshots.load)
+        except Exception as error:  # noqa: BLE001 - of a store or a network: logged
+            logger.warning("%s: its snapshots in %s cannot be read: %s", self.name, self.snapshots, error)
+            return ()
 
     async def _take_snapshot(
         self, tablet: Tablet, snapshots: BucketSnapshots, schedule: SnapshotSchedule
@@ -350,6 +423,8 @@ class StoredBucket(TableBucket):
             return 0
         floor = self._tablet.kv.durable_offset
         if self.snapshots is not None:
+            if floor:
+                self._look_for_snapshots()
             floor = min(floor, self.snapshots.floor)
         tiered = super().retention_floor()
         return floor if tiered is None else min(floor, tiered)

@@ -137,7 +137,7 @@ class PastStates:
                 f"{bucket.name} has no offset {offset}: its log ends at {end}",
             )
         snapshots = bucket.snapshots
-        known = () if snapshots is None else snapshots.known
+        known = () if snapshots is None else snapshots.known or await bucket.known_snapshots()
         base = plan(
             offset,
             log_start=log.log_start_offset,

@@ -9,6 +9,9 @@ of thousands of buckets costs what its rows cost.
 
 Keys of rows begin with byte 01 (`ROW_PREFIX`, from the key encoding); the one key of metadata is 00.
 
+An idle store is closed, and opened again by its next use (`open_stores`). Its offsets and numbers stay in memory; a
+note beside its files (`NOTE`) gives them to the next start, which opens only stores that are used.
+
 Blocking: called in executor threads. One thread at a time writes; any thread may read.
 """
 
@@ -17,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
+import json
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -48,6 +52,7 @@ from headrace.tablelayer.model.types.sizes import RowCost
 from headrace.tablelayer.server.limits import BLOCK_CACHE_BYTES, Limits
 from headrace.tablelayer.server.room import Room
 from headrace.tablelayer.server.store.first_rows import FirstRows, Remembered
+from headrace.tablelayer.server.store.open_stores import OpenStores, StoreFiles, Use
 
 ROW_PREFIX = b"\x01"
 _READ_TOGETHER = 16
@@ -61,6 +66,8 @@ _COLUMN_FAMILY = "default"
 _META_KEY = b"\x00"
 _META = Struct("<Bqq")
 _META_VERSION = 1
+NOTE = "closed.json"
+"""Name of the file beside a closed store's own that has its offset and numbers. An open store's may be an old one."""
 _STALL_PAUSE_SECONDS = 0.002
 _STALL_PAUSE_SECONDS_MAX = 0.1
 _STALL_SECONDS_MAX = 60.0  # a replay that stalls for longer has a failing disk
@@ -103,6 +110,7 @@ class SharedMemory:
         self.cache = Cache(block_cache_bytes)
         self.memtables = WriteBufferManager(limits.memtables_bytes_max, False)
         self.helper = self.threads.pool(1, "table-reads")
+        self.stores = OpenStores(self.clock, limits.store_files_max, limits.stores_open_max)
         self.first_rows = Remembered()
 
     def options(self, stores: int = 1) -> Any:
@@ -144,6 +152,12 @@ def is_damage(error: BaseException) -> bool:
     return isinstance(error, DamagedStoreError) or "Corruption:" in str(error)
 
 
+def is_halted(error: BaseException) -> bool:
+    """Return whether RocksDB cannot write any more until it is opened again: after an error of its files in the
+    background, whatever its cause, each later write and flush fails with the same text."""
+    return "IO error:" in str(error) and not isinstance(error, DiskFullError)
+
+
 class StalledStoreError(Exception):
     """RocksDB accepts no writes for now: its files cannot be written as fast as new rows arrive, or not at all."""
 
@@ -155,21 +169,38 @@ class DiskFullError(OSError):
         super().__init__(errno.ENOSPC, text)
 
 
-def _raise_disk_full(error: Exception) -> None:
-    """Raise DiskFullError if RocksDB's error means a full disk; its errors have no types."""
-    if "No space left" in str(error):
-        raise DiskFullError(str(error)) from error
+_PASSING = {
+    "Too many open files in system": errno.ENFILE,
+    "Too many open files": errno.EMFILE,
+    "Cannot allocate memory": errno.ENOMEM,
+}
+"""Texts of RocksDB's errors that say nothing about its files: the same call may succeed later."""
+
+
+def _raise_passing(error: Exception) -> None:
+    """Raise OSError if RocksDB's error means a lack of room, files or memory; its errors have no types."""
+    text = str(error)
+    if "No space left" in text or "quota exceeded" in text:
+        raise DiskFullError(text) from error
+    for said, number in _PASSING.items():
+        if said in text:
+            raise OSError(number, text) from error
 
 
 class KeyValueStore:
     """One open store. `applied_offset` is exclusive: the state is that of the log below it."""
 
     def __init__(
-        self, database: Any, path: Path, memory: SharedMemory, make: Callable[[], Any] | None = None
+        self, database: Any, path: Path, memory: SharedMemory, stores: int = 1, *, is_made: bool = True
     ) -> None:
-        """Create it. If `database` is None, `make` opens it at the first write."""
+        """Create it. `database` None: it is opened when it is used, or made by the first write if it is not made."""
         self.path = path
         self._memory = memory
+        self._together = stores
+        self.is_made = is_made
+        """Whether it has files. One without files is empty."""
+        self._noted: tuple[int, int] | None = None
+        self._size_bytes = 0
         self.applied = (0, 0)
         """(applied offset, number of rows) in one value, so that a concurrent reader gets both of the same moment."""
         self.durable_offset = 0
@@ -178,8 +209,6 @@ class KeyValueStore:
         """The offset that a read may have seen: ahead of the applied offset during a write."""
         self._written_bytes = 0
         self._flushed_bytes = 0
-        self._database = database
-        self._make = make
         self._first_rows = FirstRows(memory.first_rows, ROW_PREFIX)
         self._write_options = WriteOptions()
         self._write_options.disable_wal = True
@@ -187,8 +216,12 @@ class KeyValueStore:
         self._write_options.memtable_insert_hint_per_batch = True  # batches come sorted
         meta = None if database is None else database.get(_META_KEY)
         if meta is not None:
-            self.applied = _decode_meta(meta)
-            self.durable_offset = self.visible_offset = self.applied_offset
+            self._begin_at(_decode_meta(meta))
+        self._files = StoreFiles(memory.stores, database, self)
+
+    def _begin_at(self, applied: tuple[int, int]) -> None:
+        self.applied = applied
+        self.durable_offset = self.visible_offset = self.applied_offset
 
     @property
     def applied_offset(self) -> int:
@@ -211,10 +244,10 @@ class KeyValueStore:
         """
         database = _open(path, memory, stores)
         try:
-            return cls(database, path, memory)
+            return cls(database, path, memory, stores)
         except Exception as error:
             database.close()
-            _raise_disk_full(error)
+            _raise_passing(error)
             if isinstance(error, DamagedStoreError):
                 raise
             raise DamagedStoreError(str(error)) from error
@@ -222,27 +255,86 @@ class KeyValueStore:
     @classmethod
     def unmade(cls, path: Path, memory: SharedMemory, stores: int = 1) -> KeyValueStore:
         """Return an empty store whose files are created by the first write. There must be no files yet."""
-        return cls(None, path, memory, lambda: _open(path, memory, stores))
+        return cls(None, path, memory, stores, is_made=False)
+
+    @classmethod
+    def noted(cls, path: Path, memory: SharedMemory, stores: int, end_offset: int) -> KeyValueStore | None:
+        """Return the store without opening it, if its note says that it was closed at `end_offset`; else None.
+
+        The note may be older than the files: the first use compares the two.
+        """
+        try:
+            note = json.loads(memory.disk.read(path / NOTE))
+            applied, size = (int(note["applied_offset"]), int(note["row_count"])), int(note["size_bytes"])
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+        if applied[0] != end_offset:
+            return None
+        store = cls(None, path, memory, stores)
+        store._begin_at(applied)
+        store._noted, store._size_bytes = applied, size
+        return store
 
     @property
-    def is_made(self) -> bool:
-        return self._database is not None
+    def is_open(self) -> bool:
+        """Whether its files are open, so that a call does not have to open them first."""
+        return self._files.is_open
 
     def make(self) -> None:
-        """Create the files if there are none. Raises DiskFullError, OSError."""
-        if self._database is None:
-            assert self._make is not None
-            self._database = self._make()
+        """Create the files if there are none, or open them. Raises DiskFullError, OSError, DamagedStoreError."""
+        with self._files:
+            pass
 
-    def _made(self) -> Any:
-        self.make()
-        return self._database
+    def close_unused(self) -> bool:
+        """Flush and close the files unless they are in use. Return whether they were closed."""
+        return self._files.close_unused()
+
+    # -- for `open_stores` ---------------------------------------------------------------------------------
+
+    def open_files(self) -> Any:
+        if not self.is_made:
+            database = _open(self.path, self._memory, self._together)
+            self.is_made = True
+            return database
+        database = _open(self.path, self._memory, self._together, must_exist=True)
+        try:
+            meta = database.get(_META_KEY)
+            found = (0, 0) if meta is None else _decode_meta(meta)
+            if found != self.applied:
+                raise DamagedStoreError(
+                    f"it was closed at offset {self.applied[0]} with {self.applied[1]} rows, and has offset {found[0]} "
+                    f"with {found[1]} rows"
+                )
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    @property
+    def is_flushed(self) -> bool:
+        return not self.bytes_since_flush
+
+    def files_closed(self) -> None:
+        if self._noted == self.applied:
+            return
+        note = {
+            "applied_offset": self.applied[0],
+            "row_count": self.applied[1],
+            "size_bytes": self._size_bytes,
+        }
+        with contextlib.suppress(OSError):  # the next start opens the store instead
+            self._memory.disk.replace(self.path / NOTE, json.dumps(note).encode(), sync=False)
+            self._noted = self.applied
 
     def get(self, keys: list[bytes]) -> list[bytes | None]:
         """Return the value of each key, None if it is absent. Sorted keys are found faster."""
-        if self._database is None:
+        if not self.is_made:
             return [None] * len(keys)
-        return self._database.get(keys) if keys else []
+        if not keys:
+            return []
+        with self._files as database:
+            values: list[bytes | None] = database.get(keys)
+        return values
 
     def get_within(self, keys: Sequence[bytes], bytes_max: int) -> list[bytes | None]:
         """Return the values of the first keys, up to the one that exceeds `bytes_max`. Nearly as fast as `get`."""
@@ -263,9 +355,10 @@ class KeyValueStore:
         They are read one by one, or several at a time (a quarter faster) if there is room for as many of the largest so
         far.
         """
-        if self._database is None:
+        if not self.is_made:
             return room.those_that_fit([None] * len(keys))
-        values = room.those_that_fit(map(self._database.get, keys[:_READ_TOGETHER]))
+        with self._files as database:
+            values = room.those_that_fit(map(database.get, keys[:_READ_TOGETHER]))
         if room.is_full or len(values) == len(keys):
             return values
         largest = max(map(room.cost.stored, values))
@@ -317,9 +410,10 @@ class KeyValueStore:
 
     def absent(self, keys: Sequence[bytes]) -> list[bool]:
         """Return, for each key, whether it is absent."""
-        if self._database is None:
+        if not self.is_made:
             return [True] * len(keys)
-        return [value is None for value in map(self._database.get, keys)]
+        with self._files as database:
+            return [value is None for value in map(database.get, keys)]
 
     def get_in_memory(self, keys: Sequence[bytes], bytes_max: int = sys.maxsize) -> list[bytes | None] | None:
         """Return what `get` returns without reading from a disk. Some microseconds for each key.
@@ -327,16 +421,22 @@ class KeyValueStore:
         Returns None if that is not possible, or the values exceed `bytes_max`.
         """
         values: list[bytes | None] = []
-        if self._database is None:
+        if not self.is_made:
             return [None] * len(keys)
-        for key in keys:
-            may_exist, value = self._database.key_may_exist(key, fetch=True)
-            if may_exist and value is None:
-                return None
-            bytes_max -= len(value or b"")
-            if bytes_max < 0:
-                return None
-            values.append(value)
+        database = self._files.try_use()
+        if database is None:
+            return None
+        try:
+            for key in keys:
+                may_exist, value = database.key_may_exist(key, fetch=True)
+                if may_exist and value is None:
+                    return None
+                bytes_max -= len(value or b"")
+                if bytes_max < 0:
+                    return None
+                values.append(value)
+        finally:
+            self._files.__exit__()
         return values
 
     def write(
@@ -366,20 +466,20 @@ class KeyValueStore:
 
         self.visible_offset = applied_offset
         try:
-            with self._first_rows.writing(groups):
-                size = self._write(fill, patience_seconds)
+            with self._files as database:
+                with self._first_rows.writing(groups):
+                    size = self._write(database, fill, patience_seconds)
+                self.applied = applied_offset, row_count
+                self._written_bytes += size  # after the offset: see `flush`
         except Exception:
             self.visible_offset = self.applied_offset  # a failed batch has changed nothing
             raise
-        self.applied = applied_offset, row_count
-        self._written_bytes += size  # after the offset: see `flush`
 
-    def _write(self, fill: Callable[[WriteBatch], object], patience_seconds: float) -> int:
+    def _write(self, database: Any, fill: Callable[[WriteBatch], object], patience_seconds: float) -> int:
         """Write a batch, again after each stall; return its bytes. Raises the errors of `write`.
 
         RocksDB would wait inside of its own call, which blocks all other threads of this process.
         """
-        database = self._made()
         clock, pause = self._memory.clock, _STALL_PAUSE_SECONDS
         give_up_at = clock.monotonic() + patience_seconds
         while True:
@@ -390,7 +490,7 @@ class KeyValueStore:
                 database.write(batch, self._write_options)
             except Exception as error:
                 if "Write stall" not in str(error):
-                    _raise_disk_full(error)
+                    _raise_passing(error)
                     raise
                 if clock.monotonic() >= give_up_at:
                     raise StalledStoreError(str(error)) from error
@@ -400,72 +500,86 @@ class KeyValueStore:
             pause = min(2 * pause, _STALL_PAUSE_SECONDS_MAX)
 
     def size_bytes(self) -> int:
-        """Return the size of the rows in files and in memory, in bytes; 0 for a closed store. Takes microseconds."""
-        if self._database is None:
-            return 0
+        """Return the size of the rows in files and in memory, in bytes. Takes microseconds; opens no files."""
+        database = self._files.try_use()
+        if database is None:
+            return self._size_bytes
         try:
-            return sum(self._database.property_int_value(name) or 0 for name in _SIZE_PROPERTIES)
+            return self._size_of(database)
+        finally:
+            self._files.__exit__()
+
+    def _size_of(self, database: Any) -> int:
+        try:
+            return sum(database.property_int_value(name) or 0 for name in _SIZE_PROPERTIES)
         except DbClosedError:
             return 0
 
     def flush(self) -> None:
-        """Write memory to files. Raises DiskFullError; the rows then stay in memory."""
-        if self._database is None:
-            return
-        before, written = self._flushed_bytes, self._written_bytes
-        offset = self.applied_offset  # read last, so that it covers at least all counted bytes
-        self._flushed_bytes = written
-        try:
-            self._database.flush(True)
-        except Exception as error:
-            self._flushed_bytes = before
-            _raise_disk_full(error)
-            raise
-        self.durable_offset = max(self.durable_offset, offset)
+        """Write memory to files. Raises DiskFullError, OSError; the rows then stay in memory."""
+        if not self._files.is_open:
+            return  # it was flushed when it was closed
+        with self._files as database:
+            before, written = self._flushed_bytes, self._written_bytes
+            offset = self.applied_offset  # read last, so that it covers at least all counted bytes
+            self._flushed_bytes = written
+            try:
+                database.flush(True)
+            except Exception as error:
+                self._flushed_bytes = before
+                _raise_passing(error)
+                raise
+            self.durable_offset = max(self.durable_offset, offset)
+            self._size_bytes = self._size_of(database)
+        self._files.count()
 
     def values_from(self, first: bytes, count: int) -> list[bytes]:
         """Return the values of at most `count` rows from a key on, in key order."""
-        if self._database is None:
+        if not self.is_made:
             return []
-        return list(itertools.islice(self._database.values(from_key=first), count))
+        with self._files as database:
+            return list(itertools.islice(database.values(from_key=first), count))
 
     def values_while(self, first: bytes, count: int, room: Room) -> list[bytes]:
         """Do the same as `values_from`, as many as fit. A few small first rows are kept in memory."""
         values: list[bytes] = []
         last: bytes | None = None
-        if self._database is None:
+        if not self.is_made:
             return values
         begun = self._first_rows.begin() if first == ROW_PREFIX else None
-        for key, value in itertools.islice(self._database.items(from_key=first), count):
-            if not room.admits(value):
-                return values
-            values.append(value)
-            last = key
-        if len(values) < count:
-            _check_end(self._database, first, last)
-            last = None
+        with self._files as database:
+            for key, value in itertools.islice(database.items(from_key=first), count):
+                if not room.admits(value):
+                    return values
+                values.append(value)
+                last = key
+            if len(values) < count:
+                _check_end(database, first, last)
+                last = None
         if begun is not None and count:
             self._first_rows.remember(begun, values, last)
         return values
 
     def first_in_memory(self, count: int) -> list[bytes] | None:
         """Return the values of at most `count` first rows in key order if they are kept, else None."""
-        return [] if self._database is None else self._first_rows.values(count)
+        return self._first_rows.values(count) if self.is_made else []
 
     def keys_from(self, first: bytes, last: bytes, count: int) -> list[bytes]:
         """Return at most `count` keys between two keys, in order."""
         found: list[bytes] = []
-        if self._database is None:
+        if not self.is_made:
             return found
-        for key in itertools.islice(self._database.keys(from_key=first), count):
-            if key > last:
-                break
-            found.append(key)
+        with self._files as database:
+            for key in itertools.islice(database.keys(from_key=first), count):
+                if key > last:
+                    break
+                found.append(key)
         return found
 
     def remove(self, keys: Sequence[bytes]) -> None:
         """Delete keys that are in no log: if a crash restores them, they may be removed again."""
-        self._write(lambda batch: deque(map(batch.delete, keys), maxlen=0), _STALL_SECONDS_MAX)
+        with self._files as database:
+            self._write(database, lambda batch: deque(map(batch.delete, keys), maxlen=0), _STALL_SECONDS_MAX)
 
     def values_by_prefix(
         self, prefixes: Sequence[bytes], room: Room, after: bytes | None = None
@@ -475,9 +589,15 @@ class KeyValueStore:
         The cursor is the last value's key if its prefix has more rows, else None. `after` is such a cursor in the first
         prefix; only rows behind it count.
         """
-        if self._database is None:
+        if not self.is_made:
             return [0] * len(prefixes), [], None
-        iterator = self._database.iter(ReadOptions())
+        with self._files as database:
+            return self._by_prefix(database, prefixes, room, after)
+
+    def _by_prefix(
+        self, database: Any, prefixes: Sequence[bytes], room: Room, after: bytes | None
+    ) -> tuple[list[int], list[bytes], bytes | None]:
+        iterator = database.iter(ReadOptions())
         key_here, value_here, go_on = iterator.key, iterator.value, iterator.next
         width, factor, left = room.cost.width, room.cost.expansion, room.max_bytes - room.used
         counts: list[int] = []
@@ -509,7 +629,13 @@ class KeyValueStore:
         return counts, values, None
 
     def snapshot(self) -> StoreSnapshot:
-        return StoreSnapshot(None if self._database is None else self._database.snapshot())
+        """Return the present state, which stays open until the snapshot ends."""
+        if not self.is_made:
+            return StoreSnapshot(None)
+        use = self._files.hold()
+        with self._files as database:
+            snapshot = database.snapshot()
+        return StoreSnapshot(snapshot, use)
 
     def checkpoint(self, path: Path, memory: SharedMemory) -> tuple[int, int]:
         """Copy the present store to the new folder `path`, mostly as hard links.
@@ -517,10 +643,11 @@ class KeyValueStore:
         Return the one offset and the number of rows of the copy.
         """
         try:
-            Checkpoint(self._made()).create_checkpoint(str(path))
+            with self._files as database:
+                Checkpoint(database).create_checkpoint(str(path))
             database = Rdict(str(path), memory.options(), access_type=AccessType.read_only())
         except Exception as error:
-            _raise_disk_full(error)
+            _raise_passing(error)
             raise
         try:
             meta = database.get(_META_KEY)
@@ -535,8 +662,11 @@ class KeyValueStore:
         try:
             self.flush()
         finally:
+            is_open = self._files.is_open
             with contextlib.suppress(Exception):
                 self._close()
+        if is_open and self.is_flushed:
+            self.files_closed()
 
     def abandon(self) -> None:
         """Close a damaged store; rows in memory need not be in its files."""
@@ -545,8 +675,7 @@ class KeyValueStore:
 
     def _close(self) -> None:
         self._first_rows.forget()
-        if self._database is not None:
-            self._database.close()
+        self._files.end()
 
     def destroy(self) -> None:
         """Close, and remove the files, whatever state they are in."""
@@ -566,18 +695,19 @@ def checkpoint(disk: Disk, store: KeyValueStore, memory: SharedMemory, path: Pat
             disk.remove(path / name)
 
 
-def _open(path: Path, memory: SharedMemory, stores: int) -> Any:
-    memory.disk.make_directory(path)
+def _open(path: Path, memory: SharedMemory, stores: int, *, must_exist: bool = False) -> Any:
     options = memory.options(stores)
+    if must_exist:
+        options.create_if_missing(False)
+    else:
+        memory.disk.make_directory(path)
     try:
         # Without the name, RocksDB uses its own options file, which can contain neither the filter nor the cache.
         return Rdict(str(path), options, {_COLUMN_FAMILY: options})
     except Exception as error:  # RocksDB's own errors have no type
         if "lock hold" in str(error) or "While lock file" in str(error):
             raise StoreInUseError(str(error)) from error
-        if "Too many open files" in str(error):  # the files are not damaged
-            raise OSError(errno.EMFILE, str(error)) from error
-        _raise_disk_full(error)
+        _raise_passing(error)
         raise DamagedStoreError(str(error)) from error
 
 
@@ -601,7 +731,8 @@ def successor(prefix: bytes) -> bytes:
 class StoreSnapshot:
     """The state at one applied offset, read in pieces during writes; None is an empty state."""
 
-    def __init__(self, snapshot: Any) -> None:
+    def __init__(self, snapshot: Any, use: Use | None = None) -> None:
+        """`use` keeps the store open."""
         meta = None
         if snapshot is not None and _META_KEY in _keys_of(snapshot):
             meta = snapshot[_META_KEY]
@@ -610,6 +741,7 @@ class StoreSnapshot:
         self._items: Iterator[tuple[bytes, bytes]] = iter(())
         self._first = ROW_PREFIX
         self._last: bytes | None = None
+        self._use = use  # last: attributes are dropped in this order
 
     def seek(self, keys: KeyRange) -> None:
         """Read these keys from now on."""
@@ -625,6 +757,8 @@ class StoreSnapshot:
         """Release the store: it cannot be opened again while this snapshot has it."""
         self._items = iter(())
         self._snapshot = None
+        if self._use is not None:
+            self._use.end()
 
     def next_rows(
         self, max_bytes: int, max_rows: int, cost: RowCost

@@ -69,6 +69,12 @@ class StoreRecovery(msgspec.Struct):
         disk = self.workers.memory.disk
         if await self.workers.run(_is_new, disk, self.directory) and log_end == 0:
             return KeyValueStore.unmade(self.directory, self.workers.memory, self.stores)
+        if log_end >= log_start:
+            noted = await self.workers.run(
+                KeyValueStore.noted, self.directory, self.workers.memory, self.stores, log_end
+            )
+            if noted is not None:
+                return noted
         try:
             store = await self._open()
         except DamagedStoreError as error:

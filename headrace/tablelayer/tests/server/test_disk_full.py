@@ -252,7 +252,7 @@ async def test_a_full_disk_is_told_at_once_and_rows_go_on_when_it_has_space(
 def test_a_store_that_is_held_back_waits_where_others_can_work(tmp_path: Path) -> None:
     """RocksDB would wait for its files inside of a call during which no other thread runs."""
     store = KeyValueStore.open(tmp_path / "store", SharedMemory(Limits()))
-    database = store._database
+    database = store._files._database
     database.set_options({"level0_file_num_compaction_trigger": "9", "level0_stop_writes_trigger": "1"})
     store.write([([b"a"], [b"v"])], 5, 1)
     store.flush()

@@ -70,7 +70,7 @@ def test_the_memtables_of_many_stores_are_small_from_the_first_row_on(tmp_path: 
     for stores in (1, 4096):
         store = KeyValueStore.open(tmp_path / str(stores), memory, stores)
         store.write([([b"\x01a"], [b"one"])], 1, 1)
-        taken.append(store._database.property_int_value("rocksdb.size-all-mem-tables"))
+        taken.append(store._files._database.property_int_value("rocksdb.size-all-mem-tables"))
         store.destroy()
     assert taken[0] > 300_000
     assert taken[1] < 50_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import shutil
@@ -63,7 +64,7 @@ class Bucket:
 
 
 def state_of(store: KeyValueStore) -> dict[bytes, bytes]:
-    return dict(store._database.items(from_key=b"\x01"))
+    return dict(store._files._database.items(from_key=b"\x01"))
 
 
 def test_r14_a_snapshot_is_the_state_at_its_offset(tmp_path: Path) -> None:
@@ -105,7 +106,7 @@ def test_a_file_is_uploaded_once_and_goes_with_the_last_snapshot_that_has_it(tmp
     shared = {file.path for file in first.files} & {file.path for file in second.files}
     assert len(shared) == 1
     assert bucket.snapshots.uploaded_bytes < second.size_bytes
-    bucket.store._database.compact_range(None, None)
+    bucket.store._files._database.compact_range(None, None)
     third = bucket.take()
     assert [each.id for each in bucket.snapshots.known] == [third.id, second.id]
     fourth_wanted = {f"table/0/{file.path}" for each in (third, second) for file in each.files}
@@ -256,7 +257,7 @@ def test_files_stay_while_they_are_downloaded(tmp_path: Path) -> None:
 
     def another() -> None:
         bucket.write(range(100), b"b")
-        bucket.store._database.compact_range(None, None)
+        bucket.store._files._database.compact_range(None, None)
         bucket.take()
 
     files.meanwhile = another
@@ -362,6 +363,7 @@ def rows(numbers: range, value: str) -> list[tuple[str, Row]]:
 async def snapshot_now(table: Table) -> Any:
     """Take a snapshot as the schedule would."""
     bucket = table.partition.hooks
+    bucket._look_for_snapshots()
     await bucket._tasks.wait(Kind.SNAPSHOT)
     await bucket._take_snapshot(bucket._tablet, bucket.snapshots, bucket._schedule)
     return bucket.snapshots.known[0]
@@ -404,6 +406,10 @@ async def test_r12_a_lost_store_comes_back_from_snapshot_and_log(tmp_path: Path,
         KeyValueStore.open(store, SharedMemory(Limits())).close()
     async with tables(data, NEVER) as all_tables:
         table = await all_tables.open()
+        if harm in ("CURRENT", "missing file"):
+            with contextlib.suppress(Exception):  # a closed store is found damaged by its first use
+                await table.state()
+            await table.partition.hooks._tasks.wait(Kind.REBUILD)
         assert await table.state() == expected
         assert await table.count() == len(expected) == 599
         await table.put(*rows(range(1), "c"))
@@ -453,6 +459,7 @@ async def test_a_place_that_fails_harms_nobody(tmp_path: Path, caplog: pytest.Lo
         table = await all_tables.create(COLUMNS)
         await table.put(*rows(range(100), "a"))
         bucket = table.partition.hooks
+        bucket._look_for_snapshots()
         await bucket._tasks.wait(Kind.SNAPSHOT)
         await bucket._take_snapshot(bucket._tablet, bucket.snapshots, bucket._schedule)
         assert bucket.snapshots.known == ()
