@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from headrace.tablelayer.model.avro.schema import AvroKind, Node
-from headrace.tablelayer.model.json.connect_schema import TIME_UNITS, VARIABLE_DECIMAL
+from headrace.tablelayer.model.json.connect_schema import TIME_UNITS, VARIABLE_DECIMAL, time_type
 from headrace.tablelayer.model.types import column_types as types
 from headrace.tablelayer.model.types.column_types import DataType
 
@@ -72,6 +72,8 @@ def nearest_type(node: Node, depth: int = 1) -> DataType | None:
         unit, sort = meaning
         if sort is Sort.DATE:
             return types.DATE
+        if sort is Sort.MOMENT:
+            return time_type(node.connect)
         made = {Sort.TIME: types.time, Sort.INSTANT: types.timestamp_ltz}.get(sort, types.timestamp)
         return made(_DIGITS[unit])
     if node.logical == "decimal":

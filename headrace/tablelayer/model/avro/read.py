@@ -48,6 +48,7 @@ from headrace.tablelayer.model.avro.schema import AvroKind, AvroSchema, AvroSche
 from headrace.tablelayer.model.avro.texts import texts_of, values_of
 from headrace.tablelayer.model.errors import RowError
 from headrace.tablelayer.model.json.debezium_values import first_that_does_not_fit, of_decimals
+from headrace.tablelayer.model.json.wide_decimals import are_wide, first_too_long, with_wide_texts
 from headrace.tablelayer.model.options.table_options import TableOptions, UnknownFields
 from headrace.tablelayer.model.rows.nested import check_inside, has_rules, row_fields
 from headrace.tablelayer.model.schema.schema import Column
@@ -407,13 +408,35 @@ def _decimals(
     else:
         lengths = np.zeros(count, np.int64)
         kernels.spans(reader.data, positions, given, lengths)
+    scales = np.full(count, node.scale, np.int64)
+    wide = are_wide(lengths, scales, given, data_type)
+    given = given & ~wide
     words = _words(reader.data, positions, lengths, given, data_type)
-    # A scale beyond 38 is not possible in Arrow.
-    source = pa.decimal128(38, node.scale) if node.scale <= 38 else None
-    if source is None:
+    if node.scale > 38 and data_type.kind not in TEXT_KINDS:
         raise AvroSchemaError(f"the writer's schema has {node}; the largest supported scale is 38")
-    values = fixed_array(words.reshape(-1).view("V16"), _valid(given), source)
-    return _rescaled(values, data_type)
+    # A scale beyond 38 is not possible in Arrow. Then all values are wide.
+    source = pa.decimal128(38, min(node.scale, 38))
+    values = _rescaled(fixed_array(words.reshape(-1).view("V16"), _valid(given), source), data_type)
+    return _with_wide(values, wide, reader.data, positions, lengths, scales, data_type)
+
+
+def _with_wide(
+    values: pa.Array,
+    wide: Mask,
+    data: np.ndarray,
+    starts: np.ndarray,
+    lengths: np.ndarray,
+    scales: np.ndarray,
+    data_type: DataType,
+) -> pa.Array:
+    try:
+        texts = with_wide_texts(values, wide, data, starts, lengths, scales)
+    except RowError as error:
+        raise MisfitError(error.index, error.reason) from None
+    row = first_too_long(texts, data_type)
+    if row >= 0:
+        raise MisfitError(row, f"{texts[row].as_py()} does not fit into {data_type}: it would lose digits")
+    return texts
 
 
 def _words(
@@ -437,8 +460,11 @@ def _variable_decimals(
     scale, value = row_fields(avro_nested.rows(reader, node, positions, given, _SCALED))
     offsets, data = variable_values(value)
     present = np.asarray(pc.and_(pc.is_valid(scale), pc.is_valid(value)))
-    words = _words(data, offsets[:-1].astype(np.int64), np.diff(offsets).astype(np.int64), present, data_type)
-    scales = np.asarray(pc.fill_null(scale, 0))
+    starts, lengths = offsets[:-1].astype(np.int64), np.diff(offsets).astype(np.int64)
+    scales = np.asarray(pc.fill_null(scale, 0)).astype(np.int64)
+    wide = are_wide(lengths, scales, present, data_type)
+    present = present & ~wide
+    words = _words(data, starts, lengths, present, data_type)
     result = pa.nulls(len(positions), data_type.arrow())
     for each in np.unique(scales[present]).tolist():
         at = np.flatnonzero(present & (scales == each))
@@ -453,7 +479,7 @@ def _variable_decimals(
         chosen = np.zeros(len(positions), np.bool_)
         chosen[at] = True
         result = pc.replace_with_mask(result, pa.array(chosen), part)
-    return result
+    return _with_wide(result, wide, data, starts, lengths, scales, data_type)
 
 
 def _whole_decimals(

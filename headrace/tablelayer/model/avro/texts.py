@@ -13,7 +13,7 @@ from headrace.tablelayer.model.avro.schema import AvroSchemaError, Node
 from headrace.tablelayer.model.errors import RowError
 from headrace.tablelayer.model.json import scan as json_scan
 from headrace.tablelayer.model.json.rows import Field
-from headrace.tablelayer.model.json.write import rows_to_json
+from headrace.tablelayer.model.json.write import plain_texts
 from headrace.tablelayer.model.schema.schema import Column
 from headrace.tablelayer.model.types.column_types import DataType, TypeKind
 
@@ -51,8 +51,4 @@ def texts_of(reader: Reader, node: Node, positions: np.ndarray, given: Mask, dat
     values = reader.read(node, positions, given, nearest)
     if nearest.kind is TypeKind.STRING:
         return values
-    rows = rows_to_json(pa.RecordBatch.from_arrays([values], ["n"]))
-    texts = pc.binary_slice(rows, len('{"n":'), -1).cast(pa.string())
-    quoted = pc.starts_with(texts, '"')
-    texts = pc.if_else(quoted, pc.utf8_slice_codeunits(texts, 1, -1), texts)
-    return pc.if_else(pc.is_valid(values), texts, pa.scalar(None, pa.string()))
+    return plain_texts(values)

@@ -19,12 +19,15 @@ from numba import njit
 from headrace.tablelayer.model.arrays.arrays import sealed
 from headrace.tablelayer.model.json import scan as json_scan
 from headrace.tablelayer.model.json.scan import Array, Bytes
+from headrace.tablelayer.model.types import column_types as types
+from headrace.tablelayer.model.types.column_types import DataType
 
 Indices = npt.NDArray[np.int64]
 
 SCHEMA_TEXT_MAX = 1 << 20
 """Maximum length of a schema; a longer one is ignored. A table of 1,000 columns has 200 KB, twice in an envelope."""
 
+CONNECT_TIMESTAMP = "org.apache.kafka.connect.data.Timestamp"
 TIME_UNITS = {
     "io.debezium.time.Date": "d",
     "io.debezium.time.Time": "ms",
@@ -35,9 +38,26 @@ TIME_UNITS = {
     "io.debezium.time.NanoTimestamp": "ns",
     "org.apache.kafka.connect.data.Date": "d",
     "org.apache.kafka.connect.data.Time": "ms",
-    "org.apache.kafka.connect.data.Timestamp": "ms",
+    CONNECT_TIMESTAMP: "ms",
 }
 """The unit of a field's numbers, by the name of its schema."""
+
+_DIGITS = {"ms": 3, "us": 6, "ns": 9}
+
+
+def time_type(name: str | None) -> DataType | None:
+    """Return the column type with the values of a field whose numbers have a unit; None for another name."""
+    unit = TIME_UNITS.get(name or "")
+    if name is None or unit is None:
+        return None
+    if unit == "d":
+        return types.DATE
+    if not name.endswith("Timestamp"):
+        return types.time(_DIGITS[unit])
+    # Connect's own timestamps are instants. Those of Debezium have no zone.
+    made = types.timestamp if name.startswith("io.debezium.") else types.timestamp_ltz
+    return made(_DIGITS[unit])
+
 
 DECIMAL = "org.apache.kafka.connect.data.Decimal"
 VARIABLE_DECIMAL = "io.debezium.data.VariableScaleDecimal"

@@ -7,12 +7,14 @@ is plausible only in another unit: a number of milliseconds read as microseconds
 DECIMAL column is the number, or base64 of its unscaled value, according to the schema or the table's
 `decimal-handling-mode`. With `auto` its form decides, and a text that can be both is refused. A decimal according to
 the schema is also read in columns of other types: its digits in CHAR and STRING, its value in numbers that can hold
-it. The option `table.kafka.debezium.out-of-range-times` decides about dates before year 1 and after 9999, and about
-PostgreSQL's infinities.
+it. A time according to the schema becomes a text of ISO 8601 in CHAR and STRING. The option
+`table.kafka.debezium.out-of-range-times` decides about dates before year 1 and after 9999, and about PostgreSQL's
+infinities.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -29,11 +31,19 @@ from headrace.tablelayer.model.errors import RowError
 from headrace.tablelayer.model.json import scan as json_scan
 from headrace.tablelayer.model.json import structured_times
 from headrace.tablelayer.model.json import values as json_values
-from headrace.tablelayer.model.json.connect_schema import DECIMAL, TIME_UNITS, VARIABLE_DECIMAL, ConnectSchema
+from headrace.tablelayer.model.json.connect_schema import (
+    CONNECT_TIMESTAMP,
+    DECIMAL,
+    TIME_UNITS,
+    VARIABLE_DECIMAL,
+    ConnectSchema,
+    time_type,
+)
 from headrace.tablelayer.model.json.extended import Wrapped, find_wrapped
 from headrace.tablelayer.model.json.rows import Field, FoundFields, find_fields
 from headrace.tablelayer.model.json.scan import Array, Bytes
-from headrace.tablelayer.model.json.write import rows_to_json
+from headrace.tablelayer.model.json.wide_decimals import are_wide, first_too_long, with_wide_texts
+from headrace.tablelayer.model.json.write import plain_texts
 from headrace.tablelayer.model.options.kafka_formats import DebeziumDecimals, DebeziumTime, OutOfRange
 from headrace.tablelayer.model.options.table_options import TableOptions
 from headrace.tablelayer.model.schema.schema import Column
@@ -134,11 +144,24 @@ class DebeziumField(Field):
 
     def convert(self) -> pa.Array:
         if self.conventions.extended and not self.column.type.is_nested:
-            wrapped = find_wrapped(self.data, self.starts, self.lengths, self.kinds)
+            is_time = self.column.type.kind in _TEMPORAL_KINDS
+            wrapped = find_wrapped(self.data, self.starts, self.lengths, self.kinds, timestamps=is_time)
+            self._check_undefined(wrapped)
             if wrapped:
                 parts = [(each.at, partial(_unwrapped, wrapped=each)) for each in wrapped]
                 return self._merged(parts, DebeziumField._plain)
         return self._plain()
+
+    def _check_undefined(self, wrapped: Sequence[Wrapped]) -> None:
+        """Raise RowError for `{"$undefined": true}` in a column that is NOT NULL."""
+        null = np.zeros(len(self.kinds), np.bool_)
+        for each in wrapped:
+            null |= each.at & (each.kinds <= json_scan.NULL)
+        if null.any() and not self.column.nullable:
+            row = int(np.argmax(null))
+            raise RowError(
+                row, self.column.name, f"{self.excerpt(row)} would be null, but the column is NOT NULL"
+            )
 
     def _plain(self) -> pa.Array:
         kind = self.column.type.kind
@@ -217,9 +240,14 @@ class DebeziumField(Field):
             raise RowError(error.index, error.column, error.reason + hint) from None
 
     def _number(self) -> pa.Array:
-        """Return numbers or texts, some of which may be decimals according to the schema."""
+        """Return numbers or texts, some of which may be decimals or times according to the schema."""
         schema = self.conventions.schema_of(self.column.name)
         name = None if schema is None else schema.name
+        moment = time_type(name) if self.column.type.kind in TEXT_KINDS else None
+        if moment is not None:
+            return self._merged(
+                ((self.kinds == json_scan.NUMBER, partial(DebeziumField._time_texts, kind=moment)),)
+            )
         coded = own_scale = np.zeros(len(self.kinds), np.bool_)
         if name == DECIMAL:
             coded = self.kinds == json_scan.STRING
@@ -232,6 +260,20 @@ class DebeziumField(Field):
                 (own_scale, DebeziumField._with_own_scale),
             )
         )
+
+    def _time_texts(self, kind: DataType) -> pa.Array:
+        """Return the ISO 8601 texts of dates and times from numbers, as for Avro. An infinity is a text, too."""
+        column = dataclasses.replace(self.column, type=kind)
+        conventions = msgspec.structs.replace(self.conventions, out_of_range=OutOfRange.KEEP)
+        field = conventions.field(column, self.data, self.starts, self.lengths, self.kinds)
+        signs = np.zeros(len(self.kinds), np.int8)
+        texts = plain_texts(field._counted(signs))
+        for sign, text in ((1, "infinity"), (-1, "-infinity")):
+            texts = pc.if_else(pa.array(signs == sign), text, texts)
+        row = first_too_long(texts, self.column.type)
+        if row >= 0:
+            raise RowError(row, self.column.name, f"{texts[row].as_py()} is longer than {self.column.type}")
+        return texts
 
     def _ambiguous(self) -> pa.Array:
         row = int(np.argmax(self.kinds != json_scan.MISSING))
@@ -246,18 +288,23 @@ class DebeziumField(Field):
         """Return values from base64 of unscaled values that have this scale."""
         own = self.column.type
         if own.kind is TypeKind.DECIMAL and scale == own.scale:
-            return self.array(self._words(own.precision))
+            given = self.kinds != json_scan.MISSING
+            return self.array(self._words(*self._decoded(), given, own.precision))
         return self._of_scales(np.full(len(self.kinds), scale, np.int64))
 
-    def _words(self, digits_max: int) -> np.ndarray:
-        """Return the numbers in base64 texts, int64[n, 2]."""
-        count, given = len(self.starts), self.kinds != json_scan.MISSING
-        offsets = np.zeros(count + 1, np.int64)
+    def _decoded(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the bytes of base64 texts: (uint8, the offsets of n values in them)."""
+        given = self.kinds != json_scan.MISSING
+        offsets = np.zeros(len(self.starts) + 1, np.int64)
         out = np.zeros(int(self.lengths[given].sum(dtype=np.int64)) // 4 * 3, np.uint8)
         arguments = (self.data, self.starts, self.lengths, self.kinds)
         self.check(json_values.decode_base64(*arguments, -1, offsets, out, self.failure))
-        words = np.zeros((count, 2), np.int64)
-        row = int(unscaled.from_bytes(out, offsets[:-1], np.diff(offsets), given, digits_max, words))
+        return out, offsets
+
+    def _words(self, data: np.ndarray, offsets: np.ndarray, given: Mask, digits_max: int) -> np.ndarray:
+        """Return the numbers of unscaled values, int64[n, 2]."""
+        words = np.zeros((len(given), 2), np.int64)
+        row = int(unscaled.from_bytes(data, offsets[:-1], np.diff(offsets), given, digits_max, words))
         self.fail_at(row, json_values.OUT_OF_RANGE)
         return words
 
@@ -293,10 +340,12 @@ class DebeziumField(Field):
 
         Raises RowError for a value that the column cannot hold exactly.
         """
-        words = self._words(_DIGITS_MAX)
-        own = self.column.type
+        data, offsets = self._decoded()
+        own, given = self.column.type, self.kinds != json_scan.MISSING
+        wide = are_wide(np.diff(offsets), scales, given, own)
+        given &= ~wide
+        words = self._words(data, offsets, given, _DIGITS_MAX)
         result = pa.nulls(len(words), own.arrow())
-        given = self.kinds != json_scan.MISSING
         failures: list[int] = []
         for scale in np.unique(scales[given]).tolist():
             chosen = given & (scales == scale)
@@ -310,6 +359,11 @@ class DebeziumField(Field):
                 result = pc.replace_with_mask(result, pa.array(chosen), of_decimals(values, own))
             except pa.ArrowInvalid:
                 failures.append(int(at[first_that_does_not_fit(values, own)]))
+        try:
+            result = with_wide_texts(result, wide, data, offsets[:-1], np.diff(offsets), scales)
+            failures += [row for row in [first_too_long(result, own)] if row >= 0]
+        except RowError as error:
+            failures.append(error.index)
         if failures:
             row = min(failures)
             raise RowError(
@@ -545,14 +599,18 @@ class DebeziumField(Field):
 
 
 def _unwrapped(field: DebeziumField, wrapped: Wrapped) -> pa.Array:
-    """Return values from objects of MongoDB's extended JSON; a number in `$date` is in milliseconds."""
+    """Return values from objects of MongoDB's extended JSON. A number in `$date` is in milliseconds, in UTC."""
     conventions = field.conventions
-    if wrapped.dates:
-        units = {**conventions.units, field.column.name.split("[")[0]: "ms"}
-        conventions = msgspec.structs.replace(conventions, units=units, schema=None)
+    if wrapped.unit is not None:
+        name = field.column.name
+        schema = None
+        if field.column.type.kind in TEXT_KINDS:
+            schema = ConnectSchema("struct", fields=(ConnectSchema("int64", name, CONNECT_TIMESTAMP),))
+        units = {**conventions.units, name.split("[")[0]: wrapped.unit}
+        conventions = msgspec.structs.replace(conventions, units=units, schema=schema)
     inner = conventions.field(field.column, wrapped.data, wrapped.starts, wrapped.lengths, wrapped.kinds)
     inner.reading = field.reading
-    return inner.convert()
+    return inner._plain()
 
 
 def of_decimals(values: pa.Array, data_type: DataType) -> pa.Array:
@@ -562,8 +620,7 @@ def of_decimals(values: pa.Array, data_type: DataType) -> pa.Array:
     if values.type.scale < 0:
         values = values.cast(pa.decimal128(_DIGITS_MAX, 0))
     # Arrow's own texts of decimals have exponents, and the DOUBLEs that it makes are not always the nearest.
-    rows = rows_to_json(pa.RecordBatch.from_arrays([values], ["n"]))
-    texts = pc.binary_slice(rows, len('{"n":'), -1).cast(pa.string())
+    texts = plain_texts(values)
     if (
         data_type.kind is TypeKind.CHAR
         and pc.any(pc.greater(pc.utf8_length(texts), data_type.length)).as_py()

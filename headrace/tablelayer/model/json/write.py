@@ -114,6 +114,15 @@ def rows_to_json(batch: pa.RecordBatch) -> pa.Array:
     )
 
 
+def plain_texts(values: pa.Array) -> pa.Array:
+    """Return values as their texts in JSON, without the quotes of a date or time: n strings, null for null."""
+    rows = rows_to_json(pa.RecordBatch.from_arrays([values], ["n"]))
+    texts = pc.binary_slice(rows, len('{"n":'), -1).cast(pa.string())
+    quoted = pc.starts_with(texts, '"')
+    texts = pc.if_else(quoted, pc.utf8_slice_codeunits(texts, 1, -1), texts)
+    return pc.if_else(pc.is_valid(values), texts, pa.scalar(None, pa.string()))
+
+
 def _write(
     given: Sequence[pa.Array], prefixes: tuple[bytes, ...], count: int, closing: bytes
 ) -> tuple[Array, Bytes]:

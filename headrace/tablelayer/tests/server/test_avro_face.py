@@ -371,6 +371,29 @@ def test_r17_2_deletes_by_keys_in_avro_or_json() -> None:
         from_kafka(records((b"\0\0\0\0\x63\x02", None)), definition)
 
 
+@pytest.mark.parametrize(
+    "key", [b'"+10000-01-01"', b'{"d": "+10000-01-01"}', b'"-0001-12-31"', b'"2024-02-29"']
+)
+def test_r17_2_a_key_may_be_any_day(key: bytes) -> None:
+    """The rules of JSON keys are those of plain rows; an option of connectors does not apply to them."""
+    definition = table("d DATE; n INT", ("d",), **AVRO)
+    written = from_kafka(records((key, None)), definition, {})
+    text = key.decode().strip('{"d: }')
+    assert written.rows.column("d").cast(pa.int32()).to_pylist() == [days_of(text)]
+    with pytest.raises(RowError, match="is not a date") as caught:
+        from_kafka(records((b'"2024-02-30"', None)), definition, {})
+    assert "out-of-range" not in str(caught.value)
+
+
+def days_of(text: str) -> int:
+    """Return the days since 1970 of an ISO date of any year (Hinnant, "days_from_civil")."""
+    year, month, day = (int(each) for each in text.rsplit("-", 2))
+    year -= month <= 2
+    era, of_era = divmod(year, 400)
+    of_year = (153 * ((month + 9) % 12) + 2) // 5 + day - 1
+    return era * 146_097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 719_468
+
+
 def test_r17_1_a_compacted_topic_of_avro_values() -> None:
     definition = table("id BIGINT; name STRING", ("id",), **RECORD)
     rows = pa.RecordBatch.from_pylist(

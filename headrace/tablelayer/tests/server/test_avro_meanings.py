@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
 import io
 import json
@@ -15,7 +16,8 @@ from headrace.tablelayer.model.avro.schema import AvroSchema
 from headrace.tablelayer.model.errors import RowError, TableError
 from headrace.tablelayer.server.kafka_face.transcode import from_kafka
 from headrace.tablelayer.tests.server.test_avro_face import AVRO, ID
-from headrace.tablelayer.tests.server.test_value_formats import records, table
+from headrace.tablelayer.tests.server.test_change_capture import created, field
+from headrace.tablelayer.tests.server.test_value_formats import DEBEZIUM, records, table
 
 UTC = datetime.UTC
 MOMENT = datetime.datetime(2023, 11, 14, 22, 13, 20, 123000)
@@ -168,7 +170,10 @@ def test_r17_2_what_fits_is_read_in_columns_of_other_types(
         ("double", float("nan"), "BIGINT", "nan is not a value"), ("double", 9.3e18, "BIGINT", "not a value of BIGINT"),
         ({"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}, Decimal("7.05"), "INT",
          "7.05 does not fit into INT"),
-        (VARIABLE, {"scale": 99, "value": b"F"}, "STRING", "its scale is 99"),
+        (VARIABLE, {"scale": 99, "value": b"F"}, "DOUBLE", "its scale is 99"),
+        (VARIABLE, {"scale": 9999, "value": b"F"}, "STRING", "more than 4,298 digits"),
+        (VARIABLE, {"scale": 0, "value": b"F" * 1786}, "STRING", "more than 4,298 digits"),
+        (VARIABLE, {"scale": 9, "value": b"F" * 17}, "CHAR(20)", "does not fit into CHAR"),
         ({"type": "fixed", "name": "f", "size": 2}, b"ab", "STRING", "cannot be read as STRING"),
     ],
 )  # fmt: skip
@@ -177,3 +182,75 @@ def test_r17_3_what_does_not_fit_is_refused_with_its_reason(
 ) -> None:
     with pytest.raises(RowError, match=reason):
         read(kind, said, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "value", "wanted"),
+    [
+        ("io.debezium.time.Date", "int", 19_000, "2022-01-08"),
+        ("io.debezium.time.Date", "int", -719_163, "0000-12-31"),
+        ("io.debezium.time.Time", "int", 43_200_001, "12:00:00.001"),
+        ("io.debezium.time.MicroTime", "long", 43_200_001_000, "12:00:00.001"),
+        ("io.debezium.time.NanoTime", "long", 1, "00:00:00.000000001"),
+        ("io.debezium.time.Timestamp", "long", MILLIS, "2023-11-14T22:13:20.123"),
+        ("io.debezium.time.MicroTimestamp", "long", -1, "1969-12-31T23:59:59.999999"),
+        ("io.debezium.time.MicroTimestamp", "long", 253_402_300_800_000_000, "+10000-01-01T00:00:00.000"),
+        ("io.debezium.time.NanoTimestamp", "long", 1, "1970-01-01T00:00:00.000000001"),
+        ("org.apache.kafka.connect.data.Date", "int", 19_000, "2022-01-08"),
+        ("org.apache.kafka.connect.data.Time", "int", 1, "00:00:00.001"),
+        ("org.apache.kafka.connect.data.Timestamp", "long", MILLIS, "2023-11-14T22:13:20.123Z"),
+    ],
+)
+def test_r17_2_a_time_has_the_same_text_in_json_and_avro(
+    name: str, kind: str, value: int, wanted: str
+) -> None:
+    assert read("STRING", connect(kind, name), value, kind) == wanted
+    said = field("v", {"int": "int32", "long": "int64"}[kind], name)
+    for data_type, given, schema, found in (
+        ("STRING", value, said, wanted),
+        ("CHAR(29)", value, said, wanted),
+        ("STRING", None, said, None),
+        ("ARRAY<STRING>", [value], field("v", "array", items=said), [wanted]),
+    ):
+        definition = table(f"id BIGINT; v {data_type}", ("id",), **DEBEZIUM)
+        (row,) = from_kafka(records(created({"id": 1, "v": given}, schema)), definition).rows.to_pylist()
+        assert row == {"id": 1, "v": found}
+    short = table("id BIGINT; v CHAR(5)", ("id",), **DEBEZIUM)
+    with pytest.raises(RowError, match="is longer than CHAR"):
+        from_kafka(records(created({"id": 1, "v": value}, said)), short)
+
+
+@pytest.mark.parametrize(
+    ("number", "scale", "wanted"),
+    [
+        (10**38, 0, "1" + 38 * "0"),
+        (-(10**64) - 7, 30, "-1" + 34 * "0" + "." + 29 * "0" + "7"),
+        (12, 50, "0." + 48 * "0" + "12"),
+        (7, -40, "7" + 40 * "0"),
+        (2**127 - 1, 2, "1701411834604692317316873037158841057.27"),
+        (-(2**119), 1, "-66461399789245793645190353014017228.8"),
+    ],
+)
+def test_r17_2_a_decimal_of_any_length_has_its_digits_in_a_text(number: int, scale: int, wanted: str) -> None:
+    data = number.to_bytes(40, "big", signed=True).lstrip(b"\xff" if number < 0 else b"\0")
+    first = data[0] if data else 0
+    data = (b"\xff" if first < 128 else b"") + data if number < 0 else (b"\0" if first >= 128 else b"") + data
+    assert int.from_bytes(data, "big", signed=True) == number
+    coded = base64.b64encode(data).decode()
+    said = field("v", "bytes", "org.apache.kafka.connect.data.Decimal", parameters={"scale": str(scale)})
+    own_scale = field("v", "struct", "io.debezium.data.VariableScaleDecimal")
+    definition = table("id BIGINT; v STRING", ("id",), **DEBEZIUM)
+    events = [
+        created({"id": 1, "v": coded}, said),
+        created({"id": 2, "v": "Bw=="}, said),
+        created({"id": 3, "v": {"scale": scale, "value": coded}}, own_scale),
+    ]
+    found = from_kafka(records(*events), definition).rows.column("v").to_pylist()
+    assert (found[0], found[2]) == (wanted, wanted)
+    assert Decimal(found[1]) == Decimal(7).scaleb(-scale)
+    assert read("STRING", VARIABLE, {"scale": scale, "value": data}) == wanted
+    if scale >= 0:
+        avro = {"type": "bytes", "logicalType": "decimal", "precision": 70, "scale": scale}
+        assert read("STRING", avro, data, "bytes") == wanted
+    with pytest.raises(RowError):
+        from_kafka(records(events[0]), table("id BIGINT; v DECIMAL(9, 2)", ("id",), **DEBEZIUM))

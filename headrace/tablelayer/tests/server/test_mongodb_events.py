@@ -103,6 +103,63 @@ async def test_ids_of_other_types_delete_their_row(tmp_path: Path, value: Any) -
         assert await made.lookup({"_id": value}) == [None]
 
 
+@pytest.mark.parametrize("schema", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "value", "wanted"),
+    [
+        ("TIMESTAMP(3)", {"$timestamp": {"t": 1_700_000_000, "i": 7}}, datetime.datetime(2023, 11, 14, 22, 13, 20)),
+        ("TIMESTAMP_LTZ(9)", {"$timestamp": {"i": 7, "t": 1}}, datetime.datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)),
+        ("DATE", {"$timestamp": {"t": 86_400, "i": 1}}, datetime.date(1970, 1, 2)),
+        ("STRING", {"$timestamp": {"t": 1, "i": 7}}, '{"$timestamp": {"t": 1, "i": 7}}'),
+        ("STRING", {"$date": 1_700_000_000_123}, "2023-11-14T22:13:20.123Z"),
+        ("STRING", {"$date": {"$numberLong": "-1"}}, "1969-12-31T23:59:59.999Z"),
+        ("STRING", {"$date": "1970-01-01T00:00:00Z"}, "1970-01-01T00:00:00Z"),
+        ("STRING", {"$code": "x = 1"}, "x = 1"),
+        ("STRING", {"$code": "x", "$scope": {"y": 1}}, '{"$code": "x", "$scope": {"y": 1}}'),
+        ("STRING", {"$symbol": "s"}, "s"),
+        ("STRING", {"$uuid": "c8edabc3-f738-4ca3-b68d-ab92a91478a3"}, "c8edabc3-f738-4ca3-b68d-ab92a91478a3"),
+        ("STRING", {"$regularExpression": {"pattern": "a", "options": "i"}},
+         '{"$regularExpression": {"pattern": "a", "options": "i"}}'),
+        ("STRING", {"$minKey": 1}, '{"$minKey": 1}'),
+        ("STRING", {"$ref": "c", "$id": ID}, json.dumps({"$ref": "c", "$id": ID})),
+        ("STRING", {"$numberLong": "9007199254740993"}, "9007199254740993"),
+        ("STRING", {"$numberDecimal": "12.50"}, "12.50"),
+        ("STRING", {"$undefined": True}, None), ("BIGINT", {"$undefined": True}, None),
+        ("TIMESTAMP(3)", {"$undefined": True}, None), ("BYTES", {"$undefined": True}, None),
+        ("DOUBLE", {"$numberDouble": "-Infinity"}, float("-inf")),
+        ("DECIMAL(5, 1)", {"$numberDecimal": "1E+2"}, Decimal(100)),
+        ("ARRAY<TIMESTAMP(0)>", [{"$timestamp": {"t": 5, "i": 1}}, {"$date": 1000}],
+         [datetime.datetime(1970, 1, 1, 0, 0, 5), datetime.datetime(1970, 1, 1, 0, 0, 1)]),
+        ("MAP<STRING, BIGINT>", {"a": {"$numberLong": "7"}}, [("a", 7)]),
+    ],
+)  # fmt: skip
+def test_each_type_of_extended_json_has_its_value(
+    kind: str, value: Any, wanted: Any, *, schema: bool
+) -> None:
+    definition = table(f"_id STRING; v {kind}", ("_id",), **DEBEZIUM)
+    given = event("c", {"_id": ID, "v": value}, schema=schema)
+    (row,) = from_kafka(records((None, given)), definition).rows.to_pylist()
+    assert row == {"_id": ID["$oid"], "v": wanted}
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "reason"),
+    [
+        ("BIGINT", {"$timestamp": {"t": 1, "i": 7}}, "is not a value of BIGINT"),
+        ("DATE", {"$timestamp": {"t": 1, "i": 7}}, "is not a date"),
+        ("BIGINT", {"$minKey": 1}, "is not a value of BIGINT"),
+        ("INT NOT NULL", {"$undefined": True}, "would be null, but the column is NOT NULL"),
+        ("TIMESTAMP(3)", {"$timestamp": {"i": 7}}, "is not a"),
+        ("TIMESTAMP(3)", {"$date": {"x": 7}}, "is not a"),
+        ("BYTES", {"$binary": {"subType": "00"}}, "is not a"),
+    ],
+)
+def test_an_object_without_a_value_of_the_type_is_refused(kind: str, value: Any, reason: str) -> None:
+    definition = table(f"_id STRING; v {kind}", ("_id",), **DEBEZIUM)
+    with pytest.raises(RowError, match=reason):
+        from_kafka(records((None, event("c", {"_id": ID, "v": value}))), definition)
+
+
 def test_an_update_without_its_document_says_which_mode_gives_it() -> None:
     definition = table("_id STRING; n INT", ("_id",), **DEBEZIUM)
     with pytest.raises(RowError, match=r"'after' is missing or null .*change_streams_update_full"):
