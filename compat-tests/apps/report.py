@@ -9,9 +9,9 @@ PATH = Path(__file__).resolve().parent.parent / "COMPATIBILITY.md"
 TITLE = "## Applications"
 HEAD = f"""{TITLE}
 
-Installed from their registries and run against a server; what each does, apps/README.md says.
+Each application was installed from its registry and run against a server. apps/README.md describes what each does.
 
-|application|version|what|outcome|
+|application|version|scenario|outcome|
 |-|-|-|-|
 """
 

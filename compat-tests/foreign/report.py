@@ -28,17 +28,17 @@ client's records were read back byte for byte.
 MIDDLE = """
 ## APIs by version by client
 
-The cell is the version that the client chose (several where its parts differ) in the scenarios above. A number in
-brackets counts answers with an error code; all of them are explained below. An empty cell: the client did not send it.
-The Python clients only read and check here; clients/, groups/ and transactions/ hold their own scenarios, which are
-part of `make test`, and tools/ those of Kafka's command-line tools.
+A cell has the version that the client chose in the scenarios above, or several versions if parts of the client choose
+differently. A number in brackets counts answers with an error code; the last table explains the codes. An empty cell
+means that the client did not send the request. The Python clients only read and check here. Their own scenarios are in
+clients/, groups/ and transactions/, which are part of `make test`; those of Kafka's command-line tools are in tools/.
 
 """
 ERRORS = """
 ## Error codes seen
 
-Scenarios provoke some of them (a topic that does not exist yet, a transaction that is aborted); others are how a
-protocol talks (a member that must rejoin).
+Scenarios cause some of these errors on purpose: a topic that does not exist yet, a transaction that is aborted. Others
+are a normal part of a protocol: a member that must rejoin.
 
 """
 

@@ -202,7 +202,7 @@ def delete(
                 continue
             confirm(f"Delete {what}?", yes=yes)
             connection.kafka.delete_group(name)
-            typer.echo(f"group {name} is deleted")
+            typer.echo(f"deleted group {name}")
 
 
 @groups.command("delete-offsets")
@@ -240,7 +240,7 @@ def delete_offsets(
                 continue
             confirm(f"Delete {what}?", yes=yes)
             connection.kafka.delete_offsets(name, topic, known)
-            typer.echo(f"{what} are deleted")
+            typer.echo(f"deleted {what}")
 
 
 def _places(

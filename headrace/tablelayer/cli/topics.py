@@ -230,7 +230,7 @@ def delete(
     confirm(f"Delete topic {name} and all of its records?", yes=yes)
     with open_connection(server) as connection:
         connection.kafka.delete_topic(name)
-    typer.echo(f"topic {name} is deleted")
+    typer.echo(f"deleted topic {name}")
 
 
 @topics.command()

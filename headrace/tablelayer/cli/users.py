@@ -71,7 +71,7 @@ def add(
             connection.security.alter_user(name, password)
         else:
             connection.security.create_user(name, password)
-    typer.echo(f"user {name} {'has another password' if name in there else 'is added'}")
+    typer.echo(f"{'changed the password of' if name in there else 'added'} user {name}")
 
 
 @users.command()
@@ -87,7 +87,7 @@ def delete(
 
     with open_connection(server) as connection:
         connection.security.drop_user(name)
-    typer.echo(f"user {name} is deleted")
+    typer.echo(f"deleted user {name}")
 
 
 def read_password(name: str) -> str:

@@ -66,9 +66,7 @@ def tiered_table(connection: Any, name: str, warehouse: str | None) -> TieredTab
     if path.partition is not None:
         raise LakeError(f"{path} is a partition, which is tiered together with its table: read {path.whole}")
     definition = connection.admin.describe_table(path)
-    if definition.table_id is None:
-        raise LakeError(f"{path} has no id")
-    status = ServerCoordinator(connection, "union read").describe(definition.table_id)
+    status = ServerCoordinator(connection, "union read").describe(definition.id)
     return TieredTable(definition, lake_catalog(status, warehouse, path), status.snapshot_id)
 
 

@@ -353,12 +353,12 @@ class TableExtension:
         calendar = Calendar(self.catalog, context, self.lake_subjects.hold)
         keep = context.background.keep
         beside = [
-            keep(partial(self._expire_rows, context), "row expiry"),
-            keep(self.catalog.run, "other brokers' changes of databases"),
-            keep(self.column_grants.run, "other brokers' column grants"),
+            keep(partial(self._expire_rows, context), "deleting expired rows"),
+            keep(self.catalog.run, "following changes of databases"),
+            keep(self.column_grants.run, "following column grants"),
         ]
         if not context.metadata.is_alone:
-            beside.append(keep(self._lake.run, "other brokers' tiering progress"))
+            beside.append(keep(self._lake.run, "following tiering progress"))
         try:
             await self._look_after(context, calendar)
         finally:

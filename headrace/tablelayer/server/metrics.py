@@ -197,7 +197,7 @@ class TableCollector:
     async def _collect_refused(self, gathering: Gathering, tables: Sequence[TableDefinition]) -> None:
         for table in tables:
             await gathering.breathe()
-            found = None if table.table_id is None else self._refusals.of(table.table_id)
+            found = self._refusals.of(table.id)
             for (code, dead_letter), count in () if found is None else list(found.counts.items()):
                 label = self._totals.label(str(table.path))
                 gathering.add(REFUSED, count, label, "dead-letter" if dead_letter else code)

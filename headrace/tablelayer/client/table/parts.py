@@ -60,8 +60,8 @@ class Part:
         self.writer = Writer(cluster, definition)
 
     @property
-    def table_id(self) -> UUID | None:
-        return self.definition.table_id
+    def table_id(self) -> UUID:
+        return self.definition.id
 
     @property
     def topic(self) -> str:

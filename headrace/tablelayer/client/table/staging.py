@@ -105,8 +105,7 @@ class AsyncStagedWriter:
             for name, definition, theirs in await self._parts.to_stage(
                 self._definition, rows, change_type, only_existing=self._update
             ):
-                partition = ITSELF if name == WHOLE else definition.table_id
-                assert partition is not None
+                partition = ITSELF if name == WHOLE else definition.id
                 await self._write(definition, partition, theirs, change_type)
 
     async def _write(

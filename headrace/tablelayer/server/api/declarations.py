@@ -11,7 +11,7 @@ closes the connection, as in Kafka (`write.py`).
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from functools import partial
+from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -159,30 +159,31 @@ class TableApis:
         return [self._declaration(row) for row in APIS]
 
     def _declaration(self, row: Api) -> ApiDeclaration:
-        handler = _waiting(row) if row.at_once else row.handler
-
         async def answer(context: RequestContext, asked: Any, begun: Later | None = None) -> Any:
             handlers = self._handlers
             if handlers is None:
                 handlers = self._handlers = await self._load()
             try:
-                try:
-                    return await (handler(handlers)(context, asked) if begun is None else begun())
-                except TableError as error:
-                    # Another broker may have created it a moment ago.
-                    if error.code not in _NOT_FOUND or not await self._refreshed():
-                        raise
-                return await handler(handlers)(context, asked)
+                return await _response(begun or row.handler(handlers)(context, asked))
             except TableError as error:
-                return row.response(error_code=int(error.code), error_message=error.message)
+                return await refused(handlers, context, asked, error)
+
+        async def refused(handlers: Handlers, context: RequestContext, asked: Any, error: TableError) -> Any:
+            if error.code in _NOT_FOUND and await self._refreshed():
+                try:  # another broker may have created it a moment ago
+                    return await _response(row.handler(handlers)(context, asked))
+                except TableError as last:
+                    error = last
+            return row.response(error_code=int(error.code), error_message=error.message)
 
         def answer_at_once(context: RequestContext, asked: Any) -> Any:
-            if self._handlers is None:
+            handlers = self._handlers
+            if handlers is None:
                 return answer(context, asked)
             try:
-                found = row.handler(self._handlers)(context, asked)
+                found = row.handler(handlers)(context, asked)
             except TableError as error:
-                return answer(context, asked, partial(_raise, error))
+                return refused(handlers, context, asked, error)
             return answer(context, asked, found) if callable(found) else found
 
         return ApiDeclaration(
@@ -195,16 +196,8 @@ class TableApis:
         )
 
 
-async def _raise(error: TableError) -> Any:
-    """Raise the error where a response is made of it: the handler does not run twice, as its time would tell."""
-    raise error
-
-
-def _waiting(row: Api) -> Callable[[Handlers], Callable[[RequestContext, Any], Any]]:
-    """Return the handler of an `at_once` row as one that always returns an awaitable."""
-
-    async def answer(handlers: Handlers, context: RequestContext, asked: Any) -> Any:
-        found = row.handler(handlers)(context, asked)
-        return await found() if callable(found) else found
-
-    return lambda handlers: partial(answer, handlers)
+async def _response(found: Any) -> Any:
+    """Return the response that a handler has returned, returns later, or returns once it is called (`Later`)."""
+    if callable(found):
+        found = found()
+    return await found if isawaitable(found) else found

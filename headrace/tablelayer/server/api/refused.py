@@ -34,9 +34,8 @@ class RefusedHandlers:
         return m.ListRefusedResponse(tables=[entry for each in tables for entry in self._entries(each)])
 
     def _entries(self, definition: TableDefinition) -> list[m.RefusedTable]:
-        table_id = definition.table_id
-        found = None if table_id is None else self._refusals.of(table_id)
-        if table_id is None or found is None:
+        found = self._refusals.of(definition.id)
+        if found is None:
             return []
         records = [
             m.RefusedRecord(
@@ -51,5 +50,7 @@ class RefusedHandlers:
             for each in reversed(found.last)
         ]
         return [
-            m.RefusedTable(table_id=table_id, table=str(definition.path), count=found.count, records=records)
+            m.RefusedTable(
+                table_id=definition.id, table=str(definition.path), count=found.count, records=records
+            )
         ]

@@ -75,7 +75,7 @@ class WriteHandlers:
         acks = request.acks
         if acks not in (-1, 0, 1):
             raise KafkaError(
-                ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {acks}; 0, 1 and -1 (all) are possible"
+                ErrorCode.INVALID_REQUIRED_ACKS, f"acks={acks} is not valid: use 0, 1 or -1 (all)"
             )
 
         async def one(part: m.WriteBucket) -> m.WrittenBucket:

@@ -131,7 +131,9 @@ class TableBucket:
                 ErrorCode.KAFKA_STORAGE_ERROR, f"{self.name} is offline: {self.partition.failure}"
             )
         if self.partition.is_fenced:
-            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.name} may have another leader now")
+            raise KafkaError(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.name}: this broker may not lead it any longer"
+            )
 
     def check_end_known(self) -> None:
         """Raise KafkaError until the new leader knows everything that an earlier leader may have shown (KIP-207).

@@ -66,7 +66,7 @@ async def append_dead_letters(
     if not await partition.wait_acknowledged(info.last_offset + 1, -1, timeout_ms):
         raise KafkaError(
             ErrorCode.REQUEST_TIMED_OUT,
-            f"dead letters are in {topic}, but not on all replicas in sync within {timeout_ms} ms",
+            f"dead letters were written to {topic}, but not to all replicas in sync within {timeout_ms} ms",
         )
 
 
@@ -74,9 +74,9 @@ def _plain(context: BrokerContext, topic: str) -> TopicImage:
     """Return the topic. Raises KafkaError if it is missing, internal or a table."""
     image = context.metadata.topic(topic)
     if image is None:
-        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no dead-letter topic {topic}")
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"dead-letter topic {topic} does not exist")
     if image.internal:
-        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"dead-letter topic {topic} is the broker's own")
+        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"dead-letter topic {topic} is an internal topic")
     if is_table(image.config) or is_partition(image.config):
         raise KafkaError(
             ErrorCode.INVALID_CONFIG,

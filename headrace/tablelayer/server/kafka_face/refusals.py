@@ -79,11 +79,8 @@ class Refusals:
         dead_letter: bool,
     ) -> None:
         """Note refused records: pairs of a record's index and the reason."""
-        table_id = definition.table_id
-        if table_id is None:
-            return
-        found = self._tables.pop(table_id, None) or OfTable()
-        self._tables[table_id] = found  # moved to the end: it is forgotten last
+        found = self._tables.pop(definition.id, None) or OfTable()
+        self._tables[definition.id] = found  # moved to the end: it is forgotten last
         for index, reason in refused:
             text = one_line(reason, _REASON_LENGTH_MAX)
             found.last.append(Refusal(time_ms, topic, partition, index, code, text, dead_letter))

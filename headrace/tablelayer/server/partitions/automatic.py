@@ -57,13 +57,13 @@ class Calendar:
         now = self._clock.monotonic()
         seen: dict[UUID, tuple[TableDefinition, float]] = {}
         for definition in self._catalog.all_tables():
-            if not definition.is_partitioned or definition.table_id is None:
+            if not definition.is_partitioned:
                 continue
-            known, at = self._looked_at.get(definition.table_id, (None, now))
+            known, at = self._looked_at.get(definition.id, (None, now))
             if known is not definition or now - at >= self._interval_s:
                 await self._look_after(definition)
                 at = now
-            seen[definition.table_id] = (definition, at)
+            seen[definition.id] = (definition, at)
         self._looked_at = seen
 
     async def _look_after(self, definition: TableDefinition) -> None:

@@ -158,7 +158,7 @@ def test_topics_are_created_listed_described_tailed_and_deleted(headrace):
     described = headrace("topics", "describe", "clicks")
     assert "retention.ms = 3600000" in described.stdout
     assert headrace("topics", "delete", "clicks", input="n\n").exit_code == 1
-    assert headrace("topics", "delete", "clicks", "-y").stdout == "topic clicks is deleted\n"
+    assert headrace("topics", "delete", "clicks", "-y").stdout == "deleted topic clicks\n"
     gone = headrace("topics", "describe", "clicks")
     assert gone.exit_code == 1
     assert "there is no topic clicks" in gone.stderr

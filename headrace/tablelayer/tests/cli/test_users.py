@@ -26,17 +26,17 @@ def client_file(directory, name: str, password: str) -> str:
 def test_users_are_added_listed_changed_and_deleted(headrace, monkeypatch) -> None:
     name = f"user{next(_numbers)}"
     added = headrace("users", "add", name, input="pass-1\n")
-    assert (added.exit_code, added.stdout) == (0, f"user {name} is added\n"), added.output
+    assert (added.exit_code, added.stdout) == (0, f"added user {name}\n"), added.output
     listed = headrace("users", "list", "--output", "csv")
     assert f'{name},"SCRAM-SHA-256, SCRAM-SHA-512"' in listed.stdout
     again = headrace("users", "add", name, input="pass-2\n")
     assert (again.exit_code, "--replace" in again.stderr) == (1, True)
     monkeypatch.setenv("HEADRACE_PASSWORD", "pass-3")
-    assert headrace("users", "add", name, "--replace").stdout == f"user {name} has another password\n"
+    assert headrace("users", "add", name, "--replace").stdout == f"changed the password of user {name}\n"
     monkeypatch.setenv("HEADRACE_PASSWORD", "")
     empty = headrace("users", "add", f"{name}x")
     assert (empty.exit_code, "HEADRACE_PASSWORD" in empty.stderr) == (1, True)
-    assert headrace("users", "delete", name).stdout == f"user {name} is deleted\n"
+    assert headrace("users", "delete", name).stdout == f"deleted user {name}\n"
     gone = headrace("users", "delete", name)
     assert (gone.exit_code, f"there is no user {name}" in gone.stderr) == (1, True)
     assert "pass-" not in added.output + listed.output + again.output + gone.output
