@@ -39,6 +39,12 @@ def _sql_session(connection: Any) -> Any:
     return Session(connection)
 
 
+def _union_scan(*arguments: Any, **named: Any) -> Any:
+    from headrace.tablelayer.lake.union_scan import planned
+
+    return planned(*arguments, **named)
+
+
 def _lake_schema(options: Any) -> Any:
     from headrace.tablelayer.lake.lake_rows import view_schema
 
@@ -52,6 +58,7 @@ def _lake_reader(options: Any, columns: list[str]) -> Any:
 
 
 _plugins.sql_session = _sql_session
+_plugins.union_scan = _union_scan
 _plugins.lake_schema = _lake_schema
 _plugins.lake_reader = _lake_reader
 

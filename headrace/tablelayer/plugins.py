@@ -8,6 +8,12 @@ from typing import Any
 sql_session: Callable[[Any], Any]
 """Make the SQL session of a blocking `Connection`. Raises ModuleNotFoundError where SQL is not installed."""
 
+union_scan: Callable[..., Any]
+"""Plan a read of a tiered table's lake and log, see `tablelayer.lake.union_scan.planned`. It blocks.
+
+Raises ModuleNotFoundError where the lake's code is not installed, ClientError for a lake that cannot be read.
+"""
+
 lake_schema: Callable[[Any], Any]
 """Return Spark's schema of a lake view (`db.t$lake`) from `ReadOptions`."""
 

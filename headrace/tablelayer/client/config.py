@@ -43,6 +43,8 @@ class ClientConfig:
     #: Maximum size of one bucket's part of a scan answer. The next answer is on its way while one is decoded.
     #: Kafka's max.partition.fetch.bytes.
     scan_max_bucket_size_bytes: int = 4 << 20
+    #: "full": a read of a whole tiered table takes from the lake what has left the log. "log": the log alone.
+    scan_mode: str = "full"
     #: Whether a write creates the partitions that its rows belong to. Fluss's
     #: client.writer.dynamic-create-partition.enabled.
     dynamic_create_partition: bool = True
@@ -64,6 +66,8 @@ class ClientConfig:
     def __post_init__(self) -> None:
         if self.acks not in ("all", "1"):
             raise ValueError(f"acks is {self.acks!r}: use 'all' (the default) or '1'")
+        if self.scan_mode not in ("full", "log"):
+            raise ValueError(f"scan_mode is {self.scan_mode!r}: use 'full' (the default) or 'log'")
         if self.lookup_from not in ("leader", "any"):
             raise ValueError(f"lookup_from is {self.lookup_from!r}: use 'leader' (the default) or 'any'")
         if not 0 <= self.lookup_max_staleness_ms < 1 << 31:

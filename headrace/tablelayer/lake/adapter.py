@@ -10,10 +10,12 @@ the rows, so offsets and rows cannot disagree. The server keeps only a copy. Pro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from uuid import UUID
 
+from headrace.tablelayer.client.errors import ClientError
 from headrace.tablelayer.model.lake.offsets import (
     Offsets,
     PartitionBucket,
@@ -32,8 +34,19 @@ TIERED_NAME = "headrace_tiered"
 """Name of the reference that keeps the last round's snapshot from expiry: an Iceberg tag, a Paimon consumer."""
 
 
-class LakeError(Exception):
-    """Tiering or reading the lake cannot continue. The message names the table, the cause and the remedy."""
+class LakeError(ClientError):
+    """Tiering or reading the lake cannot continue. The message names the table, the cause and the remedy.
+
+    `cut`: the log was cut while it was read. A new plan finds the rows in the lake.
+    """
+
+    cut = False
+
+
+class LogCutError(LakeError):
+    """The log no longer has rows that a planned read still needed."""
+
+    cut = True
 
 
 class RoundLostError(LakeError):
@@ -45,13 +58,15 @@ class LakeState:
     """State of a lake table, read at one moment.
 
     `head` is the current snapshot (None: there is none yet). `committed` is the newest snapshot in the head's history
-    that tiering made (None: none so far). `offsets` are the tiered offsets by place, as exclusive ends.
+    that tiering made (None: none so far). `offsets` are the tiered offsets by place, as exclusive ends. `dropped` are
+    the partitions that clients dropped, ids by name; the server knows them, not the lake.
     """
 
     head: int | None = None
     committed: int | None = None
     offsets: Offsets = field(default_factory=dict)
     epoch: int = -1
+    dropped: Mapping[str, UUID] = field(default_factory=dict, compare=False)
 
 
 def round_properties(definition: TableDefinition, offsets: Offsets, epoch: int) -> dict[str, str]:
@@ -84,8 +99,8 @@ class LakeTable(Protocol):
         be written in several pieces with the same epoch, each on top of the previous one.
 
         For a partitioned table, a round has rows only of the partitions whose offsets differ from those of `base`.
-        Partitions in `new_partitions(base, offsets)` may have old rows in the lake, from an earlier partition of the
-        same name; they are deleted in the same step.
+        Partitions in `replaced_partitions(base, offsets)` may have old rows in the lake, from a partition of the same
+        name that a client dropped; they are deleted in the same step.
         """
 
     def commit(self, base: LakeState, snapshot: int, epoch: int) -> None:
@@ -116,12 +131,32 @@ class LakeTable(Protocol):
         """
 
 
-def new_partitions(base: LakeState, offsets: Offsets) -> list[str]:
-    """Return the names of partitions whose first round this is: new ones, and ones recreated under an old name."""
+def replaced_partitions(base: LakeState, offsets: Offsets) -> list[str]:
+    """Return the names of partitions whose first round this is, after a client dropped one of the same name."""
     known = {place.table_id for place in base.offsets if isinstance(place, PartitionBucket)}
     return partitions_of(
-        [place for place in offsets if isinstance(place, PartitionBucket) and place.table_id not in known]
+        [
+            place
+            for place in offsets
+            if isinstance(place, PartitionBucket)
+            and place.table_id not in known
+            and place.partition in base.dropped
+        ]
     )
+
+
+def hidden_partitions(state: LakeState) -> list[str]:
+    """Return the names of partitions whose rows in the lake do not belong to the table: clients dropped them.
+
+    The lake's rows are those of a later partition if its snapshot has offsets of one.
+    """
+    later = {
+        place.partition
+        for place in state.offsets
+        if isinstance(place, PartitionBucket)
+        and state.dropped.get(place.partition, place.table_id) != place.table_id
+    }
+    return sorted(state.dropped.keys() - later)
 
 
 def touched_partitions(base: LakeState, offsets: Offsets) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from headrace.tablelayer.lake.adapter import LakeError, LakeTable
 from headrace.tablelayer.lake.coordinator import TOKEN_VARIABLE, LakeStatus, ServerCoordinator
@@ -50,11 +51,15 @@ class LakeCatalog:
 
 @dataclass(frozen=True, slots=True)
 class TieredTable:
-    """A table and its lake's catalog. `known_snapshot` is the last lake snapshot that was reported to the server."""
+    """A table and its lake's catalog.
+
+    `known_snapshot` is the last lake snapshot that was reported to the server. `dropped` as in `LakeState`.
+    """
 
     definition: TableDefinition
     catalog: LakeCatalog
     known_snapshot: int | None
+    dropped: Mapping[str, UUID] = field(default_factory=dict)
 
 
 def tiered_table(connection: Any, name: str, warehouse: str | None) -> TieredTable:
@@ -67,7 +72,7 @@ def tiered_table(connection: Any, name: str, warehouse: str | None) -> TieredTab
         raise LakeError(f"{path} is a partition, which is tiered together with its table: read {path.whole}")
     definition = connection.admin.describe_table(path)
     status = ServerCoordinator(connection, "union read").describe(definition.id)
-    return TieredTable(definition, lake_catalog(status, warehouse, path), status.snapshot_id)
+    return TieredTable(definition, lake_catalog(status, warehouse, path), status.snapshot_id, status.dropped)
 
 
 def lake_catalog(status: LakeStatus, warehouse: str | None, path: TablePath | str) -> LakeCatalog:

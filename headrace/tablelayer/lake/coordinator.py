@@ -62,7 +62,8 @@ class LakeStatus:
     that is not in the lake (0: all are, -1: unknown). `commits` counts the commits reported since the server started.
     `worker` (None: no worker), `doing`, `changes` and `round_ms` describe the running round. `failures`, `retry_in_ms`
     and `failure` describe the rounds that failed since the last commit. `committed_at_ms` is -1 before the first
-    commit.
+    commit. `dropped` are partitions that clients dropped, ids by name; `expired` says that others may be gone, whose
+    rows in the lake belong to the table.
     """
 
     enabled: bool
@@ -82,6 +83,8 @@ class LakeStatus:
     failure: str = ""
     commits: int = 0
     behind_ms: int = -1
+    expired: bool = False
+    dropped: Mapping[str, UUID] = field(default_factory=dict)
 
     @property
     def behind(self) -> int:
@@ -209,6 +212,8 @@ class ServerCoordinator:
             failure=answer.failure,
             commits=answer.commits,
             behind_ms=answer.behind_ms,
+            expired=answer.expired,
+            dropped={each.name: each.partition_id for each in answer.dropped},
         )
 
 

@@ -39,8 +39,8 @@ from headrace.tablelayer.lake.adapter import (
     LakeError,
     LakeState,
     RoundLostError,
-    new_partitions,
     partition_condition,
+    replaced_partitions,
     round_properties,
     touched_partitions,
 )
@@ -204,12 +204,12 @@ class IcebergTable:
             target = f"{self.name}.branch_{branch}"
             if not self.definition.is_primary_key_table:
                 if base.head is not None:
-                    self._clear(new_partitions(base, offsets), target, properties)
+                    self._clear(replaced_partitions(base, offsets), target, properties)
                 self._append(changes, target, properties)
             elif base.head is None:  # nothing to match yet
                 self._append(changes.where(f"NOT {DELETED_COLUMN}").drop(DELETED_COLUMN), target, properties)
             else:
-                self._clear(new_partitions(base, offsets), target, properties)
+                self._clear(replaced_partitions(base, offsets), target, properties)
                 self._merge(changes, target, properties, touched_partitions(base, offsets))
             if self._branch_snapshot(branch) == before:  # a round may advance the offsets and change no row
                 self._append(self.spark.createDataFrame([], self._row_schema()), target, properties)

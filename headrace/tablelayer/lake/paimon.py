@@ -42,7 +42,7 @@ from headrace.tablelayer.lake.adapter import (
     LakeError,
     LakeState,
     RoundLostError,
-    new_partitions,
+    replaced_partitions,
     round_properties,
 )
 from headrace.tablelayer.lake.columns import stored_definition
@@ -182,7 +182,7 @@ class PaimonTable:
         branch = self._branch(table, base.head, epoch)
         messages = self._write_rows(table, base, changes)
         if base.head is not None:
-            messages += self._cleared(table, base.head, new_partitions(base, offsets))
+            messages += self._cleared(table, base.head, replaced_partitions(base, offsets))
         return self._commit_on(branch, messages, base.head, round_properties(self.definition, offsets, epoch))
 
     def _branch(self, table: Any, head: int | None, epoch: int) -> Any:

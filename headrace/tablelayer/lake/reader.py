@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -64,6 +64,23 @@ def listed_offsets(offsets: Offsets) -> list[tuple[Any, Any]]:
         else:
             found[place] = offset
     return list(found.items())
+
+
+def offsets_of_listed(listed: Sequence[tuple[Any, Any]], places: Collection[Any]) -> dict[Any, int]:
+    """Return the offsets in a value of the column `offsets` of `snapshots_schema`.
+
+    The column knows a partition by its name. `places` are those of the partitions that are meant.
+    """
+    known = {(place.partition, place.bucket): place for place in places if isinstance(place, PartitionBucket)}
+    found: dict[Any, int] = {}
+    for key, value in listed:
+        if not isinstance(key, str):
+            found[key] = value
+            continue
+        for bucket, offset in value:
+            if (key, bucket) in known:
+                found[known[key, bucket]] = offset
+    return found
 
 
 def filtered(rows: pa.RecordBatch, wanted: Filter | None) -> pa.RecordBatch:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -90,6 +90,9 @@ def tier_round(
         heartbeats.doing = "looking"
         base = lake.find_committed(coordinator.describe(granted.table_id).snapshot_id)
         start, end = _plan(granted.path, base, source)
+        # A client's drop is recorded before the partition is deleted. It is read after the list of partitions, so that
+        # it is known if a successor is.
+        dropped = coordinator.describe(granted.table_id).dropped
         new = {place: offset for place, offset in end.items() if place not in base.offsets}
         state = source.state(spark, new) if new else None
         if state is not None:
@@ -111,7 +114,7 @@ def tier_round(
             state = None
             offsets = without_dropped({**base.offsets, **upto}, end)
             try:
-                snapshot = lake.write(base, changes, offsets, granted.epoch)
+                snapshot = lake.write(replace(base, dropped=dropped), changes, offsets, granted.epoch)
                 if heartbeats.fenced.is_set():
                     return RoundResult(granted.path, Outcome.FENCED)
                 heartbeats.doing = "committing"

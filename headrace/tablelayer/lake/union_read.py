@@ -11,7 +11,7 @@ safe, because the keys of the anti join are not filtered by other columns.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.tablelayer.client.security.settings import Bootstrap, ConnectionSettings
@@ -19,7 +19,7 @@ from headrace.tablelayer.lake.adapter import (
     LakeError,
     LakeState,
     LakeTable,
-    new_partitions,
+    hidden_partitions,
     partition_condition,
 )
 from headrace.tablelayer.lake.catalogs import tiered_table
@@ -69,7 +69,7 @@ def union_read(spark: Any, bootstrap: Bootstrap, table: str, *, warehouse: str |
     if state.head is None:
         return _living(tail) if definition.is_primary_key_table else tail
     changes = sum(offset - start[place] for place, offset in end.items())
-    lake = _without(opened.lake.read(state.head), definition, new_partitions(state, end))
+    lake = _without(opened.lake.read(state.head), definition, hidden_partitions(state))
     return merge_tail(lake, tail, definition, changes)
 
 
@@ -92,7 +92,7 @@ def lake_then_stream(
     reader = reader.option("table", table).options(**options)
     present = opened.source.latest() if opened.definition.is_partitioned else state.offsets
     starting = json.dumps(_stream_start(state.offsets, present))
-    lake = _without(opened.lake.read(state.head), opened.definition, new_partitions(state, present))
+    lake = _without(opened.lake.read(state.head), opened.definition, hidden_partitions(state))
     return lake, reader.option("startingOffsets", starting).load()
 
 
@@ -123,13 +123,13 @@ def _open(spark: Any, bootstrap: Bootstrap, table: str, warehouse: str | None) -
     tiered = tiered_table(client, table, warehouse)
     definition = tiered.definition
     lake = tiered.catalog.table(spark, definition)
-    state = lake.find_committed(tiered.known_snapshot)
+    state = replace(lake.find_committed(tiered.known_snapshot), dropped=tiered.dropped)
     return _Opened(definition, lake, state, TableChanges(client, bootstrap, definition))
 
 
-def _without(lake: Any, definition: TableDefinition, made_anew: list[str]) -> Any:
-    """Return the lake's rows without those of earlier partitions of the same names."""
-    return lake.where(f"NOT {partition_condition(definition, made_anew)}") if made_anew else lake
+def _without(lake: Any, definition: TableDefinition, hidden: list[str]) -> Any:
+    """Return the lake's rows without those of the partitions `hidden`."""
+    return lake.where(f"NOT {partition_condition(definition, hidden)}") if hidden else lake
 
 
 def _living(rows: Any) -> Any:

@@ -11,8 +11,10 @@ Every iteration gives the same rows, regardless of concurrent writes and tiering
 leaves the log. Retention never deletes changes that are not tiered, so the tail leaves the log only after a later round
 and the retention time.
 
-For a partitioned table the lake keeps the rows of dropped partitions. They are returned too, unless the partition was
-recreated. A partition that is dropped after the call returns nothing (more) of its tail.
+`planned` is the same for the table client, whose reads of a tiered table by its plain name are union scans.
+
+For a partitioned table the lake keeps the rows of partitions that are gone. They are returned too, unless a client
+dropped the partition. A partition that is dropped after the call returns nothing (more) of its tail.
 
 For a PK table the tail wins per key: its last changes are held in memory, and lake rows of their keys are left out. A
 filter is applied to the lake's rows as they are read, and to the tail only after the last change of each key is known.
@@ -23,27 +25,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.protocol.errors import ErrorCode, KafkaError
+from headrace.tablelayer.client.blocking.borrowed import BorrowedConnection
 from headrace.tablelayer.client.names import several
-from headrace.tablelayer.lake.adapter import LakeError, LakeState, new_partitions
+from headrace.tablelayer.lake.adapter import LakeError, LakeState, LogCutError, hidden_partitions
 from headrace.tablelayer.lake.catalogs import tiered_table
 from headrace.tablelayer.lake.change_source import TableChanges
 from headrace.tablelayer.lake.names import LAKE_SUFFIX, SNAPSHOTS_SUFFIX
-from headrace.tablelayer.lake.reader import LakeReader, filtered
+from headrace.tablelayer.lake.reader import LakeReader, filtered, offsets_of_listed
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
-from headrace.tablelayer.model.filters.conditions import DUCKDB, Predicate, filter_of_sql, push_down
+from headrace.tablelayer.model.filters.conditions import DUCKDB, Predicate, expression_of, push_down
 from headrace.tablelayer.model.filters.filters import Filter, FilterLike, encode_filter
 from headrace.tablelayer.model.lake.offsets import PartitionBucket
 from headrace.tablelayer.model.options.table_options import ChangelogImage
 from headrace.tablelayer.model.schema.schema import Column
 from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.model.table.partition_keys import values_of
-from headrace.tablelayer.model.table.partitions import Partition, typed_value
+from headrace.tablelayer.model.table.partitions import Partition, matching, typed_value
 from headrace.tablelayer.spark.key_set import KeySet
 from headrace.tablelayer.spark.splits import DELETED_COLUMN, last_changes
 
@@ -60,16 +64,18 @@ def union_scan(
     *,
     predicate: Predicate | None = None,
     warehouse: str | None = None,
-    dropped: bool = True,
     snapshot: int | None = None,
     time_ms: int | None = None,
+    only: Mapping[str, str] | None = None,
+    until: Mapping[str, Mapping[int, int]] | None = None,
 ) -> UnionScan:
     """Return the matching rows of `table`, pinned now: "db.t", or "db.t$lake" for the lake alone.
 
     For "db.t$lake", `snapshot` selects an older snapshot, and `time_ms` the newest one at that time. `connection` is
     the table client's. `predicate` is the filter or a weaker form of it, used to skip files of the lake; for a filter
-    in SQL it is derived. `warehouse` overrides the server's. `dropped` False leaves out the lake's rows of dropped
-    partitions.
+    in SQL it is derived. `warehouse` overrides the server's. `only` has texts of partition columns: other partitions
+    are not read. `until` reads the table as it was at these offsets by partition ("" without partitions) and bucket,
+    and no other partition.
 
     Raises LakeError when the table is not tiered; when its lake cannot be read here (pyiceberg is missing, or only
     Spark knows the warehouse's file system); or, for `$lake`, when the lake is still empty.
@@ -79,27 +85,106 @@ def union_scan(
     for _ in range(_OPENED_AT_MOST):
         tiered = tiered_table(connection, name, warehouse)
         definition = tiered.definition
+        log = None if only_lake else TableChanges(connection, "", definition)
+        if log is not None:
+            earliest, end = log.earliest(), log.latest()
+            if definition.is_partitioned:
+                # A client's drop is recorded before the partition is deleted: after the list, so that no successor
+                # is read together with the rows of the dropped one.
+                tiered = tiered_table(connection, name, warehouse)
         lake = tiered.catalog.reader(definition)
-        state = lake.state(tiered.known_snapshot)
-        if only_lake:
+        state = replace(lake.state(tiered.known_snapshot), dropped=tiered.dropped)
+        if log is None:
             if state.head is None:
                 raise LakeError(f"{definition.path} is not in the lake yet: run `headrace tier --once` first")
             if snapshot is not None or time_ms is not None:
                 state = replace(state, head=past_snapshot(lake, definition, snapshot, time_ms))
             return UnionScan(connection, definition, lake, state, None, columns, filter, predicate)
-        log = TableChanges(connection, "", definition)
-        earliest, end = log.earliest(), log.latest()
+        # A round may have ended since then.
+        end = {place: max(at, state.offsets.get(place, 0)) for place, at in end.items()}
+        if until is not None:
+            end = _ends_at(end, until)
+            state = _state_at(lake, definition, state, end)
         tails = [
             _Tail(partition, ends, _begin(partition, ends, state), _earliest(partition, ends, earliest))
             for partition, ends in log.by_partition(end)
+            if partition is None or matching(definition, [partition.name], only)
         ]
         if all(tail.reaches_back() for tail in tails):
-            scan = UnionScan(connection, definition, lake, state, tails, columns, filter, predicate)
-            scan.without(new_partitions(state, end) if dropped else None)
+            wanted, pruning = _in_partitions(definition, only, filter, predicate)
+            scan = UnionScan(connection, definition, lake, state, tails, columns, wanted, pruning)
+            scan.without(hidden_partitions(state) if until is None else None)
             return scan
-    raise LakeError(
+    raise LogCutError(
         f"the log of {definition.path} begins after the end of the lake's last round: the rows in between are missing"
     )
+
+
+def planned(
+    cluster: Any, loop: Any, table: str, columns: Sequence[str] | None, wanted: FilterLike, **asked: Any
+) -> UnionScan:
+    """Plan a union scan for the table client whose `cluster` works in `loop`; not for that loop's thread.
+
+    Errors as `union_scan`.
+    """
+    return union_scan(BorrowedConnection(cluster, loop), table, columns, wanted, **asked)
+
+
+def _ends_at(latest: Mapping[Any, int], until: Mapping[str, Mapping[int, int]]) -> dict[Any, int]:
+    """Return the ends by place of the parts in `until`."""
+    found = {}
+    for place in latest:
+        name, bucket = (place.partition, place.bucket) if isinstance(place, PartitionBucket) else ("", place)
+        if name in until:
+            found[place] = min(latest[place], until[name].get(bucket, 0))
+    return found
+
+
+def _state_at(
+    lake: LakeReader, definition: TableDefinition, state: LakeState, end: Mapping[Any, int]
+) -> LakeState:
+    """Return the newest state of the lake that has nothing after `end`.
+
+    Raises TableError(OUTSIDE_RETENTION) if every remaining snapshot has.
+    """
+    if state.committed is None or all(state.offsets.get(place, 0) <= at for place, at in end.items()):
+        return state
+    for each in reversed(lake.snapshots().to_pylist()):
+        if each["offsets"] is None:
+            continue
+        offsets = offsets_of_listed(each["offsets"], end)
+        if all(offsets.get(place, 0) <= at for place, at in end.items()):
+            return LakeState(each["snapshot_id"], each["snapshot_id"], offsets, dropped=state.dropped)
+    raise TableError(
+        TableErrorCode.OUTSIDE_RETENTION,
+        f"{definition.path} cannot be read at {dict(end)}: its log begins later, and no snapshot of its lake is as old",
+    )
+
+
+def _in_partitions(
+    definition: TableDefinition,
+    only: Mapping[str, str] | None,
+    wanted: FilterLike,
+    predicate: Predicate | None,
+) -> tuple[FilterLike, Predicate | None]:
+    """Return the filter, and the predicate for pruning, for the partitions with these texts in their columns."""
+    if not only:
+        return wanted, predicate
+    schema = definition.schema
+    if predicate is None and isinstance(wanted, str):
+        predicate = push_down([wanted], schema, DUCKDB).predicate
+    elif predicate is None and isinstance(wanted, list):
+        predicate = wanted
+    expression = None if wanted is None else expression_of(wanted, schema)
+    parts = [] if predicate is None else [predicate]
+    for key, text in only.items():
+        value = typed_value(schema.column(key), text)
+        equal = pc.field(key) == value
+        expression = equal if expression is None else expression & equal
+        if isinstance(value.as_py(), (str, int)):
+            parts.append(["=", key, value.as_py()])
+    pruning = None if not parts else parts[0] if len(parts) == 1 else ["and", *parts]
+    return expression, pruning
 
 
 def past_snapshot(
@@ -200,12 +285,12 @@ class UnionScan:
             self.end_offsets = {place: end for tail in tails for place, end in tail.places().items()}
 
     def without(self, partitions: Sequence[str] | None) -> None:
-        """Leave out the lake's rows of earlier partitions of these names; None: of all that are not tiered now."""
+        """Leave out the lake's rows of these partitions; None: of all that are not read from the log."""
         if not self._definition.is_partitioned:
             return
         if partitions is None:
-            tiered = [tail.partition for tail in self._tails or () if tail.begin is not None]
-            self._kept = self._partition_set([each.name for each in tiered if each is not None])
+            read = [tail.partition for tail in self._tails or ()]
+            self._kept = self._partition_set([each.name for each in read if each is not None])
         elif partitions:
             self._left_out = self._partition_set(partitions)
 
@@ -226,6 +311,32 @@ class UnionScan:
                 yield pa.RecordBatch.from_arrays(
                     [batch.column(name) for name in self._names], schema=self.schema
                 )
+
+    def lake_rows(self) -> Iterator[pa.RecordBatch]:
+        """Yield the lake's half of a log table's rows."""
+        for batch in self._of_lake(self._needed()):
+            if batch.num_rows:
+                yield pa.RecordBatch.from_arrays(
+                    [batch.column(name) for name in self._names], schema=self.schema
+                )
+
+    @property
+    def log_starts(self) -> dict[str, dict[int, int]]:
+        """The beginning of the log's half by partition ("" without partitions) and bucket."""
+        return {
+            "" if tail.partition is None else tail.partition.name: dict(
+                tail.earliest if tail.begin is None else tail.begin
+            )
+            for tail in self._tails or ()
+        }
+
+    @property
+    def log_ends(self) -> dict[str, dict[int, int]]:
+        """The end of the log's half, as `log_starts`."""
+        return {
+            "" if tail.partition is None else tail.partition.name: dict(tail.end)
+            for tail in self._tails or ()
+        }
 
     def to_arrow(self) -> pa.Table:
         """Return all rows as one table in memory."""
@@ -250,8 +361,10 @@ class UnionScan:
         needed = self._needed(*key)
         changes = self._changes(needed)
         changed = None if changes is None else KeySet(changes, key)
+        late = _LateKeys(self)
         for batch in self._of_lake(needed):
-            yield batch if changed is None else batch.filter(pc.invert(changed.contains(batch)))
+            rows = batch if changed is None else batch.filter(pc.invert(changed.contains(batch)))
+            yield late.without(rows)
         if changes is not None:
             living = changes.filter(pc.invert(changes.column(DELETED_COLUMN))).drop_columns([DELETED_COLUMN])
             for batch in living.to_batches():
@@ -259,6 +372,20 @@ class UnionScan:
         for tail in self._tails:
             if tail.begin is None:
                 yield from self._of(tail, self._present)
+
+    def late_partitions(self) -> list[_Tail]:
+        """Return the partitions that the lake may know from a partition of the same name, which expired."""
+        return [tail for tail in self._tails or () if tail.partition is not None and tail.begin is None]
+
+    def keys_of(self, tails: Sequence[_Tail]) -> KeySet | None:
+        """Return the keys of the rows that these partitions have on the server; None if there are none."""
+        key = list(self._definition.schema.primary_key)
+        found = [batch for tail in tails for batch in self._of(tail, partial(self._present, names=key))]
+        rows = pa.Table.from_batches(found) if found else None
+        return KeySet(rows, key) if rows is not None and rows.num_rows else None
+
+    def partition_set(self, names: Sequence[str]) -> KeySet:
+        return self._partition_set(names)
 
     def _of_lake(self, needed: Sequence[Column]) -> Iterator[pa.RecordBatch]:
         if self._state.head is None or (self._tails is not None and self._state.committed is None):
@@ -288,7 +415,7 @@ class UnionScan:
         except KafkaError as error:
             if error.code is not ErrorCode.OFFSET_OUT_OF_RANGE:
                 raise
-            raise LakeError(
+            raise LogCutError(
                 f"the tail of {definition.path} was deleted from the log during this read: read again"
             ) from error
 
@@ -300,14 +427,18 @@ class UnionScan:
             for part in scan:
                 yield part.batch
 
-    def _present(self, table: Any, tail: _Tail) -> Iterator[pa.RecordBatch]:
-        """Yield a PK table's rows at the end.
+    def _present(
+        self, table: Any, tail: _Tail, names: Sequence[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield a PK table's rows at the end; with `names` these columns of all rows.
 
         Without old images the state cannot be undone back to the end; it is then that of the moment of reading.
         """
         past = self._definition.settings.changelog_image is not ChangelogImage.WAL
         for bucket, end in tail.end.items():
-            for piece, _ in table.snapshot(bucket, self._names, self._given, as_of=end if past else None):
+            wanted = self._given if names is None else None
+            at = end if past else None
+            for piece, _ in table.snapshot(bucket, names or self._names, wanted, as_of=at):
                 yield piece
 
     def _changes(self, needed: Sequence[Column]) -> pa.Table | None:
@@ -325,11 +456,34 @@ class UnionScan:
         return pa.Table.from_batches(batches).combine_chunks() if batches else None
 
 
+class _LateKeys:
+    """Keys of late partitions: made after a partition of the same name had expired, whose rows the lake has.
+
+    The keys are read when the lake gives the first row of such a partition, which is rare.
+    """
+
+    def __init__(self, scan: UnionScan) -> None:
+        self._scan = scan
+        self._tails = {tail.partition.name: tail for tail in scan.late_partitions() if tail.partition}
+        self._names = scan.partition_set(list(self._tails)) if self._tails else None
+        self._keys: KeySet | None = None
+        self._is_read = False
+
+    def without(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows whose keys the server does not have in a late partition."""
+        if self._names is None or not pc.any(self._names.contains(rows)).as_py():
+            return rows
+        if not self._is_read:
+            self._keys, self._is_read = self._scan.keys_of(list(self._tails.values())), True
+        return rows if self._keys is None else rows.filter(pc.invert(self._keys.contains(rows)))
+
+
 def _parsed(wanted: FilterLike, definition: TableDefinition) -> tuple[Filter | None, Predicate | None]:
     """Return the filter, and the part of it that can be inspected. Raises TableError(INVALID_FILTER)."""
     if wanted is None:
         return None, None
     schema = definition.schema
-    predicate = push_down([wanted], schema, DUCKDB).predicate if isinstance(wanted, str) else None
-    expression = filter_of_sql(wanted, schema) if isinstance(wanted, str) else wanted
-    return Filter.parse(encode_filter(expression, schema), schema), predicate
+    predicate = wanted if isinstance(wanted, list) else None
+    if isinstance(wanted, str):
+        predicate = push_down([wanted], schema, DUCKDB).predicate
+    return Filter.parse(encode_filter(expression_of(wanted, schema), schema), schema), predicate

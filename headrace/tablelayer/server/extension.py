@@ -34,6 +34,7 @@ from headrace.tablelayer.server.catalog.catalog import MAX_PARTITIONS_CONFIG, Ca
 from headrace.tablelayer.server.catalog.topic_checks import TopicChecks
 from headrace.tablelayer.server.kafka_face.schema_registry import REGISTRY_CONFIGS
 from headrace.tablelayer.server.lake.catalogs import LAKE_CATALOG_CONFIGS
+from headrace.tablelayer.server.lake.dropped import GonePartitionsStore
 from headrace.tablelayer.server.lake.machine import Timing
 from headrace.tablelayer.server.lake.subjects import LakeSubjects
 from headrace.tablelayer.server.lake.tiering import LakeRounds
@@ -419,7 +420,7 @@ class TableExtension:
         if not context.metadata.is_controller:
             return
         for forget, known in (
-            (self._lake.forget, self._lake.known_tables()),
+            (self._forget_lake, self._lake.known_tables()),
             (self.column_grants.forget, self.column_grants.tables()),
         ):
             for table_id in known:
@@ -428,6 +429,12 @@ class TableExtension:
                         await forget(table_id)
                     except Exception as error:  # noqa: BLE001 - logged for this table
                         context.background.failed(f"forgetting the state of table {table_id}", error)
+
+    async def _forget_lake(self, table_id: UUID) -> None:
+        assert self._lake is not None
+        assert self._services is not None
+        await GonePartitionsStore(self._services.context.store).forget(table_id)
+        await self._lake.forget(table_id)
 
     async def _look_after_staged(self, context: BrokerContext) -> None:
         """Complete commits that a stop interrupted; at intervals forget abandoned staged rows."""

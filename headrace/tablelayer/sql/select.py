@@ -24,7 +24,6 @@ from headrace.tablelayer.sql.sources import (
     INFORMATION_SCHEMA,
     Known,
     Step,
-    begins_in_lake,
     key_bounds,
     pruned,
     shown_columns,
@@ -117,8 +116,8 @@ def _of_one_table(connection: Connection, select: Select) -> Plan | None:
         if error.code.name not in NO_TABLE:
             raise
         return None  # it may be a topic
-    if begins_in_lake(table):
-        return None  # the server has only the newest rows
+    if table.reads_lake():
+        return None  # `source_of` plans and shows the lake's part
     if select.is_simple and (answer := _without_scan(table, select)) is not None:
         return answer
     if select.counts is not None:

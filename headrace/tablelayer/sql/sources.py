@@ -3,9 +3,9 @@
 A table gives the columns that the query needs and the rows that can matter. The server applies what it can of WHERE. It
 reads a primary-key table only between the bounds of the first key column, and as it was with FOR SYSTEM_TIME (or
 VERSION) AS OF. `db.t$changelog` is the table's log behind `_change_type`, `_bucket`, `_log_offset` and
-`_commit_timestamp`, `db.t$lake` its rows in the lake, `db.t$lake$snapshots` the lake's snapshots. If a tiered log
-table's log no longer has its beginning, lake and log are read together. A primary-key table is always whole on the
-server. A name that is not a table may be a topic (`tablelayer.sql.topics`).
+`_commit_timestamp`, `db.t$lake` its rows in the lake, `db.t$lake$snapshots` the lake's snapshots. A table's plain name
+is lake and log together where the log lacks rows: the client reads so (`tablelayer.client.table.united`). A name that
+is not a table may be a topic (`tablelayer.sql.topics`).
 """
 
 from __future__ import annotations
@@ -133,16 +133,13 @@ def _of_table(
     pushed = push_down(select.conditions.get(name, ()), table.definition.schema, DUCKDB).predicate
     wanted = None if pushed is None else arrow_expression(pushed, table.arrow_schema)
     from_lake = path.endswith(LAKE_SUFFIX)
-    if from_lake or (not is_changelog and moment is None and begins_in_lake(table)):
-        # A table has the existing partitions; rows of dropped ones that the lake keeps are in "t$lake".
-        past = _lake_moment(path, moment) if from_lake and moment is not None else {}
+    if from_lake:
+        past = {} if moment is None else _lake_moment(path, moment)
         return Source(
-            Step(path, "lake" if from_lake else "lake and log", shown, shown_filter(pushed)),
+            Step(path, "lake", shown, shown_filter(pushed)),
             None,
             lambda: _of_lake(
-                lambda scans: scans.union_scan(
-                    connection, path, columns, wanted, predicate=pushed, dropped=False, **past
-                ).reader()
+                lambda scans: scans.union_scan(connection, path, columns, pushed, **past).reader()
             ),
             expected=table.arrow_schema,
         )
@@ -155,7 +152,8 @@ def _of_table(
         step = Step(path, "changelog", shown, shown_filter(pushed))
         return Source(step, changes_schema(table.arrow_schema), changes)
     bounds = key_bounds(table, select)
-    if bounds is not None and name == select.tables[0]:
+    way = "lake and log" if table.reads_lake() else "scan"
+    if bounds is not None and way == "scan" and name == select.tables[0]:
         first = table.definition.schema.primary_key[0]
         step = Step(path, "range scan", shown, " AND ".join(_shown_bounds(first, bounds)))
 
@@ -169,16 +167,16 @@ def _of_table(
             return table.to_arrow(columns, filter=wanted, as_of=moment)
 
         return Source(step, table.arrow_schema, lambda: _as_of(moment, between))
-    step = Step(path, "scan", shown, shown_filter(pushed))
+    step = Step(path, way, shown, shown_filter(pushed))
 
     def whole() -> pa.Table:
-        return _as_of(moment, lambda: table.to_arrow(columns, filter=wanted, as_of=moment))
+        return _as_of(moment, lambda: table.to_arrow(columns, filter=pushed, as_of=moment))
 
     def batches() -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         arrow = table.arrow_schema
         schema = arrow if columns is None else pa.schema([arrow.field(each) for each in columns])
         schema = pa.schema([pa.field(each.name, each.type) for each in schema])
-        pieces = table.batches(columns, wanted)
+        pieces = table.batches(columns, pushed)
         return schema, (pa.RecordBatch.from_arrays(piece.columns, schema=schema) for piece in pieces)
 
     return Source(step, table.arrow_schema, whole, batches if moment is None else None)
@@ -214,16 +212,6 @@ def pruned(table: Table, select: Select) -> Table | None:
         if error.code is not TableErrorCode.INVALID_PARTITION:
             raise
         return None
-
-
-def begins_in_lake(table: Table) -> bool:
-    """Return whether a log table's log no longer has its beginning, so that it is only in the lake."""
-    definition = table.definition
-    if definition.is_primary_key_table or not definition.settings.datalake_enabled:
-        return False
-    if definition.is_partitioned:
-        return any(any(each.values()) for each in table.partition_offsets("earliest").values())
-    return any(table.offsets("earliest").values())
 
 
 def _lake_moment(path: str, moment: Moment) -> dict[str, int]:

@@ -39,6 +39,8 @@ def asks(
     @wraps(method)
     def ask(self: Table, /, *args: P.args, **named: P.kwargs) -> T:
         near = self._near(args[0]) if args and not named.get("insert_if_absent") else None
+        if name == "limit" and self._inner.definition.settings.datalake_enabled:
+            near = None  # its rows may be in the lake, which is read in threads of the loop
         if near is not None:
             coroutine: Coroutine[Any, Any, T] = getattr(near, name)(*args, **named)
             try:
@@ -173,6 +175,7 @@ class Table(Waiting):
     limit = asks(AsyncTable.limit)
     count = waits(AsyncTable.count)
     extremes = waits(AsyncTable.extremes)
+    reads_lake = waits(AsyncTable.reads_lake)
     offsets = waits(AsyncTable.offsets)
     offsets_as_of = waits(AsyncTable.offsets_as_of)
     partition_offsets = waits(AsyncTable.partition_offsets)

@@ -127,6 +127,15 @@ class Extremes:
         return python_value(self.rows.column(column)[1])
 
     @classmethod
+    def of(cls, batch: pa.RecordBatch) -> Extremes:
+        """Return the extremes of a batch's rows."""
+        counts = {
+            name: len(column) - column.null_count
+            for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        }
+        return cls(batch.num_rows, counts, pa.Table.from_batches([extremes([batch], batch.schema)]))
+
+    @classmethod
     def of_all(cls, parts: Sequence[Extremes], schema: pa.Schema) -> Extremes:
         """Return the extremes over all parts; `schema` is that of the answer."""
         batches = [batch for part in parts for batch in part.rows.to_batches()]

@@ -13,12 +13,13 @@ from headrace.tablelayer.client.read.reader import (
     Reader,
 )
 from headrace.tablelayer.client.table.parts import Parts
+from headrace.tablelayer.client.table.united import United
 from headrace.tablelayer.client.wire.cluster import Cluster
 from headrace.tablelayer.client.wire.retry import Deadline, retrying
 from headrace.tablelayer.client.wire.routes import TableRoutes
 from headrace.tablelayer.client.write.conform import Data, as_rows, bare_keys, conform
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
-from headrace.tablelayer.model.filters.conditions import filter_of_sql
+from headrace.tablelayer.model.filters.conditions import expression_of
 from headrace.tablelayer.model.filters.filters import FilterLike, encode_filter
 from headrace.tablelayer.model.schema.schema import Column
 from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
@@ -39,6 +40,7 @@ class OpenTable:
         self.definition = definition
         self.parts = parts
         self.reader = Reader(cluster, definition)
+        self.united = United(cluster, parts)
 
     @property
     def path(self) -> TablePath:
@@ -102,7 +104,7 @@ class OpenTable:
         if wanted is None:
             return None
         schema = self.definition.schema
-        return encode_filter(filter_of_sql(wanted, schema) if isinstance(wanted, str) else wanted, schema)
+        return encode_filter(expression_of(wanted, schema), schema)
 
     async def key_rows(self, keys: Data, columns: Sequence[Column]) -> pa.Table:
         """Return a caller's keys as rows of these columns. Raises DataError."""

@@ -54,8 +54,8 @@ class Reads:
     ) -> AsyncScan:
         """Read rows and changes as a stream of `ScanBatch`.
 
-        - `start`: "full" (the state, then every change after it; a log table from its beginning), "earliest", "latest",
-          a time in milliseconds, or offsets by bucket.
+        - `start`: "full" (the state, then every change after it; a log table from its beginning, in the lake if its log
+          has lost it), "earliest" (the log's beginning), "latest", a time in milliseconds, or offsets by bucket.
         - `until`: "latest" (the end when the scan began), offsets by bucket (exclusive), or None for no end.
         - `columns`: the server reads and sends only these. `buckets`: only these, of every partition.
         - `poll_timeout`: seconds without a row after which the iteration ends; None waits without limit.
@@ -84,6 +84,8 @@ class Reads:
             as_of=as_of,
             condition=self._table.condition(filter),
             row_filter=row_filter,
+            united=self._table.united if start == "full" and as_of is None else None,
+            wanted=filter,
         )
 
     async def snapshot(
@@ -151,9 +153,16 @@ class Reads:
                 batches = [piece.batch async for piece in scan]
             return pa.Table.from_batches(batches, schema=answer)
 
+        async def of_log() -> pa.Table:
+            found = await self._read_parts(as_of, read)
+            return found[0] if len(found) == 1 else pa.concat_tables([answer.empty_table(), *found])
+
+        async def of_both() -> pa.Table:
+            until = None if as_of is None else await self._offsets_at(as_of)
+            return await (await self._table.united.open(columns, filter, until)).to_arrow(answer)
+
         answer = schema if order is None else pa.schema([schema.field(name) for name in order])
-        found = await self._read_parts(as_of, read)
-        return found[0] if len(found) == 1 else pa.concat_tables([answer.empty_table(), *found])
+        return await self._table.united.either(of_log, of_both)
 
     async def batches(
         self, columns: Sequence[str] | None = None, filter: FilterLike = None
@@ -165,12 +174,23 @@ class Reads:
         """
         ids, schema, order = self._table.reader.project(columns)
         condition = self._table.condition(filter)
+        start: Start = "earliest"
+        if self._table.united.is_possible:
+            begin = await self._table.united.starts()
+            if begin is None:
+                answer = schema if order is None else pa.schema([schema.field(name) for name in order])
+                both = (await self._table.united.open(columns, filter)).batches(answer)
+                async with aclosing(both):
+                    async for batch in both:
+                        yield batch
+                return
+            start = begin
         if not self._table.definition.is_primary_key_table:
             scan = AsyncScan(
                 self._table.cluster,
                 self._table.parts,
                 columns=columns,
-                start="earliest",
+                start=start,
                 until="latest",
                 condition=condition,
             )
@@ -196,6 +216,14 @@ class Reads:
                             yield rows if order is None else rows.select(order)
         finally:
             self._table.cluster.release(channel)
+
+    async def _offsets_at(self, as_of: AnyMoment) -> dict[str, Mapping[int, int]]:
+        """Return the ends of a read at a moment, by part and bucket."""
+        if isinstance(as_of, Mapping):
+            return self._table.parts.by_part(as_of, "reading at offsets")
+        return dict(
+            await self._table.parts.ask_all(lambda part: part.reader.offsets_as_of(as_of, part.buckets))
+        )
 
     async def to_pandas(
         self,

@@ -11,13 +11,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
 from headrace.tablelayer.client.read.part_scan import PartScan, ScanBatch, seen
-from headrace.tablelayer.client.read.reader import AnyMoment
+from headrace.tablelayer.client.read.reader import AnyMoment, Reader
 from headrace.tablelayer.client.table.parts import WHOLE, Parts
 from headrace.tablelayer.client.table.parts_scan import PartsScan
+from headrace.tablelayer.client.table.united import United
 from headrace.tablelayer.client.wire.cluster import Cluster
+from headrace.tablelayer.model.batches.batch import ChangeType
+from headrace.tablelayer.model.filters.filters import FilterLike
 from headrace.tablelayer.model.table.definition import TableDefinition
 
 PartitionOffsets = Mapping[str, Mapping[int, int]]
@@ -47,8 +54,13 @@ class AsyncScan:
         as_of: AnyMoment | None = None,
         condition: bytes | None = None,
         row_filter: bool = True,
+        united: United | None = None,
+        wanted: FilterLike = None,
     ) -> None:
-        """Make a scan; `condition` is an encoded filter (`model.filters.encode_filter`)."""
+        """Make a scan; `condition` is an encoded filter (`model.filters.encode_filter`).
+
+        With `united` the scan begins with the lake's rows, if the log lacks its beginning; `wanted` is their filter.
+        """
         definition = parts.definition
         check_as_of(as_of, start, definition)
         self._parts = parts
@@ -67,12 +79,18 @@ class AsyncScan:
             "condition": condition,
             "row_filter": row_filter,
         }
-        self._source: PartScan | PartsScan
-        if definition.is_partitioned:
-            self._source = PartsScan(cluster, parts, *places, **asked)
-        else:
-            own = [place.get(WHOLE, {}) if isinstance(place, Mapping) else place for place in places]
-            self._source = PartScan(cluster, definition, start=own[0], until=own[1], as_of=own[2], **asked)
+
+        def source(begin: Any) -> PartScan | PartsScan:
+            ends = [begin, *places[1:]]
+            if definition.is_partitioned:
+                return PartsScan(cluster, parts, *ends, **asked)
+            own = [place.get(WHOLE, {}) if isinstance(place, Mapping) else place for place in ends]
+            return PartScan(cluster, definition, start=own[0], until=own[1], as_of=own[2], **asked)
+
+        self._source = source(places[0])
+        self._source_from = source
+        self._united = united if united is not None and united.is_possible else None
+        self._asked = (definition, columns, buckets, wanted)
         self._stream: AsyncGenerator[ScanBatch, None] | None = None
         self._next: asyncio.Future[ScanBatch | None] | None = None
 
@@ -87,7 +105,7 @@ class AsyncScan:
             if batch is not None:
                 return batch
         if self._stream is None:
-            self._stream = self._source.run()
+            self._stream = self._source.run() if self._united is None else self._of_both(self._united)
         if self._next is None:
             self._next = asyncio.ensure_future(anext(self._stream, None))
             self._next.add_done_callback(seen)
@@ -97,6 +115,34 @@ class AsyncScan:
         if batch is None:
             raise StopAsyncIteration
         return batch
+
+    async def _of_both(self, united: United) -> AsyncGenerator[ScanBatch, None]:
+        """Yield the lake's rows, then the log from where they end; the log alone if it has its beginning."""
+        definition, columns, buckets, wanted = self._asked
+        begin: Any = await united.starts()
+        if begin is None:
+            if buckets is not None:
+                raise ValueError(
+                    f"{definition.path}: the beginning of its log is in the lake, whose rows have no bucket:"
+                    " scan all buckets, or start='earliest'"
+                )
+            scan = await united.open(columns, wanted)
+            schema = Reader(united.cluster, definition).answer_schema(columns)
+            is_state = definition.is_primary_key_table
+            async with aclosing(scan.batches(schema) if is_state else scan.of_lake(schema)) as rows:
+                async for batch in rows:
+                    yield _from_lake(batch, ChangeType.INSERT if is_state else ChangeType.APPEND)
+            begin = scan.log_ends if is_state else scan.log_starts
+            if definition.path.partition is not None:
+                begin = {WHOLE: begin[definition.path.partition]}
+        elif definition.is_primary_key_table:
+            begin = "full"
+        if buckets is not None and begin != "full":
+            begin = {name: {bucket: each[bucket] for bucket in buckets} for name, each in begin.items()}
+        self._source = self._source_from(begin)
+        async with aclosing(self._source.run()) as batches:
+            async for piece in batches:
+                yield piece
 
     def take_arrived(self) -> ScanBatch | None:
         """Return the next batch if it has arrived. Do not call it while another call waits for the next one."""
@@ -145,3 +191,16 @@ class AsyncScan:
             self._source.seek(places)
         else:
             self._source.seek(places.get(WHOLE, {}))
+
+
+def _from_lake(batch: pa.RecordBatch, change: ChangeType) -> ScanBatch:
+    """Return rows that are in the lake. Their bucket, -1, and their offsets are not known."""
+    count = batch.num_rows
+    return ScanBatch(
+        bucket=-1,
+        batch=batch,
+        change_types=np.full(count, change, np.uint8),
+        offsets=np.full(count, -1, np.int64),
+        timestamp_ms=-1,
+        from_snapshot=True,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -53,11 +54,28 @@ class Summaries:
                     left -= more.num_rows
                 if left <= 0:
                     break
+            if left > 0 and await self._table.united.is_needed():
+                return await self._first_of_both(count, columns, filter)
             if len(found) == 1:
                 return found[0]
             return pa.concat_tables([self._table.reader.answer_schema(columns).empty_table(), *found])
 
         return await self._table.with_fresh_schema(look)
+
+    async def _first_of_both(self, count: int, columns: Sequence[str] | None, wanted: FilterLike) -> pa.Table:
+        schema, found, left = self._table.reader.answer_schema(columns), list[pa.RecordBatch](), count
+        scan = await self._table.united.open(columns, wanted)
+        async with aclosing(scan.batches(schema)) as batches:
+            async for batch in batches:
+                found.append(batch.slice(0, left))
+                left -= found[-1].num_rows
+                if left <= 0:
+                    break
+        return pa.Table.from_batches(found, schema=schema)
+
+    async def reads_lake(self) -> bool:
+        """Return whether a read of the whole table now takes rows from the lake, because the server lacks them."""
+        return await self._table.united.is_needed()
 
     async def count(self, filter: FilterLike = None, *, as_of: AnyMoment | None = None) -> int:
         """Return the number of rows now (that match), without reading them. With `as_of` one column is read."""
@@ -70,7 +88,13 @@ class Summaries:
             condition = self._table.condition(filter)
             return sum((await self._table.parts.ask_all(lambda part: part.reader.count(condition))).values())
 
-        return await self._table.with_fresh_schema(count)
+        async def count_both() -> int:
+            names = [self._table.definition.schema.names[0]]
+            scan = await self._table.united.open(names, filter)
+            async with aclosing(scan.batches(self._table.reader.answer_schema(names))) as batches:
+                return sum([batch.num_rows async for batch in batches])
+
+        return await self._table.with_fresh_schema(lambda: self._table.united.either(count, count_both))
 
     async def extremes(self, columns: Sequence[str], filter: FilterLike = None) -> Extremes:
         """Return the least and greatest values of columns, and the counts of rows and values now (that match).
@@ -84,8 +108,19 @@ class Summaries:
             names = list(dict.fromkeys(several("columns", columns)))
             schema = self._table.reader.answer_schema(names)
             check_ordered(self._table.definition.schema.select(names))
-            found = await self._table.parts.ask_all(lambda part: part.reader.extremes(names, condition))
-            return Extremes.of_all(list(found.values()), schema)
+
+            async def of_log() -> list[Extremes]:
+                found = await self._table.parts.ask_all(lambda part: part.reader.extremes(names, condition))
+                return list(found.values())
+
+            async def of_both() -> list[Extremes]:
+                scan, found = await self._table.united.open(names, filter), list[Extremes]()
+                async with aclosing(scan.batches(schema)) as batches:
+                    async for batch in batches:
+                        found = [Extremes.of_all([*found, Extremes.of(batch)], schema)]
+                return found
+
+            return Extremes.of_all(await self._table.united.either(of_log, of_both), schema)
 
         return await self._table.with_fresh_schema(look)
 

@@ -109,6 +109,7 @@ class AsyncTable:
     limit = by(Summaries, Summaries.limit)
     count = by(Summaries, Summaries.count)
     extremes = by(Summaries, Summaries.extremes)
+    reads_lake = by(Summaries, Summaries.reads_lake)
 
     offsets = by(Positions, Positions.offsets)
     offsets_as_of = by(Positions, Positions.offsets_as_of)

@@ -63,6 +63,13 @@ class PushedCondition:
         return not self.left
 
 
+def expression_of(wanted: str | pc.Expression | Predicate, schema: Schema) -> pc.Expression:
+    """Return a caller's filter as an expression over the table's rows. Raises TableError(INVALID_FILTER)."""
+    if isinstance(wanted, str):
+        return filter_of_sql(wanted, schema)
+    return arrow_expression(wanted, schema.arrow()) if isinstance(wanted, list) else wanted
+
+
 def filter_of_sql(condition: str, schema: Schema) -> pc.Expression:
     """Return a SQL condition as an expression over the table's rows.
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -29,8 +29,8 @@ from headrace.tablelayer.model.filters.ticks import in_ticks
 from headrace.tablelayer.model.filters.tree_reader import TreeReader
 from headrace.tablelayer.model.schema.schema import Schema
 
-FilterLike = str | pc.Expression | None
-"""A caller's filter: a condition in SQL, an expression, or nothing."""
+FilterLike = str | pc.Expression | list[Any] | None
+"""A caller's filter: a condition in SQL, an expression, a predicate (`conditions.Predicate`), or nothing."""
 
 FILTER_SIZE_MAX: Final = 4 << 20
 """Maximum bytes of an encoded filter: an IN of some 300,000 values of 8 bytes. A reader sends it with each request.

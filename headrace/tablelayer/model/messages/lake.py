@@ -104,7 +104,14 @@ class LakeCommitResponse(TableResponse, key=10022, kind="response", versions="0-
     pass
 
 
-class DescribeLakeRequest(ApiMessage, key=10023, kind="request", versions="0-2", flexible="0+"):
+class DroppedPartition(Struct):
+    """A partition that a client dropped, while the lake may still have its rows."""
+
+    name: str = string()
+    partition_id: UUID = uuid()
+
+
+class DescribeLakeRequest(ApiMessage, key=10023, kind="request", versions="0-3", flexible="0+"):
     """`token`: the server operator's secret for tiering jobs; with it the catalog's credentials are answered."""
 
     table_id: UUID = uuid()
@@ -114,13 +121,16 @@ class DescribeLakeRequest(ApiMessage, key=10023, kind="request", versions="0-2",
         return f"DescribeLakeRequest(table_id={self.table_id!r})"
 
 
-class DescribeLakeResponse(TableResponse, key=10023, kind="response", versions="0-2", flexible="0+"):
+class DescribeLakeResponse(TableResponse, key=10023, kind="response", versions="0-3", flexible="0+"):
     """The coordinator's copy of what the lake's own snapshots say.
 
     `properties` are the catalog's. `ends` are the ends of the logs as readers see them. `worker` (null: none),
     `doing`, `changes` and `round_ms` describe the running round; `failures`, `retry_in_ms` and `failure` describe the
     rounds that failed since the last commit. `commits` counts since the server started. `behind_ms` is the age of the
     oldest record that the lake does not have (0: it has all; -1: unknown).
+
+    `expired`: the lake may have rows of partitions that are gone without a client's drop; they belong to the table.
+    `dropped` are the partitions that clients dropped, whose rows do not belong to it.
     """
 
     enabled: bool = boolean()
@@ -141,6 +151,8 @@ class DescribeLakeResponse(TableResponse, key=10023, kind="response", versions="
     failure: str = string()
     commits: int = int64(versions="1+", ignorable=True)
     behind_ms: int = int64(versions="1+", default=-1, ignorable=True)
+    expired: bool = boolean(versions="3+", ignorable=True)
+    dropped: list[DroppedPartition] = array(DroppedPartition, versions="3+", ignorable=True)
 
 
 class LakeEndRequest(ApiMessage, key=10050, kind="request", versions="0", flexible="0+"):

@@ -19,6 +19,7 @@ from headrace.tablelayer.server.api.staged import StagedHandlers
 from headrace.tablelayer.server.api.targets import Targets
 from headrace.tablelayer.server.api.write import WriteHandlers
 from headrace.tablelayer.server.catalog.catalog import Catalog
+from headrace.tablelayer.server.lake.dropped import GonePartitionsStore
 from headrace.tablelayer.server.lake.subjects import LakeSubjects
 from headrace.tablelayer.server.lake.tiering import LakeRounds
 from headrace.tablelayer.server.read.snapshot_scans import SnapshotScans
@@ -42,7 +43,8 @@ class Handlers:
     ) -> None:
         targets = Targets(catalog, rights)
         self.catalog = CatalogHandlers(services, catalog, rights)
-        self.partitions = PartitionHandlers(catalog, rights)
+        gone = GonePartitionsStore(services.context.store)
+        self.partitions = PartitionHandlers(catalog, rights, lake, gone)
         self.write = WriteHandlers(targets)
         self.read = ReadHandlers(services, targets, scans)
         self.forwarded = ForwardedHandlers(services)
@@ -51,4 +53,4 @@ class Handlers:
         self.refused = RefusedHandlers(services.refusals, catalog, rights)
         self.snapshots = SnapshotHandlers(catalog, rights)
         self.rights = RightsHandlers(catalog, grants)
-        self.lake = LakeHandlers(services, rights, lake, subjects)
+        self.lake = LakeHandlers(services, rights, lake, subjects, gone)

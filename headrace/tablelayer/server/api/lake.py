@@ -17,6 +17,7 @@ from headrace.tablelayer.model.messages.between import DescribeEndsRequest, Desc
 from headrace.tablelayer.model.table.definition import DEFAULT_DATABASE, TablePath
 from headrace.tablelayer.server.catalog.catalog import no_table_with_id
 from headrace.tablelayer.server.lake.catalogs import properties_for
+from headrace.tablelayer.server.lake.dropped import GonePartitions, GonePartitionsStore
 from headrace.tablelayer.server.lake.machine import Candidate
 from headrace.tablelayer.server.lake.subjects import LakeSubjects, Subject
 from headrace.tablelayer.server.lake.tiering import LakeRounds
@@ -32,9 +33,15 @@ _FAILURE_LENGTH_MAX = 2000
 
 class LakeHandlers:
     def __init__(
-        self, services: Services, rights: TableRights, lake: LakeRounds, subjects: LakeSubjects
+        self,
+        services: Services,
+        rights: TableRights,
+        lake: LakeRounds,
+        subjects: LakeSubjects,
+        gone: GonePartitionsStore,
     ) -> None:
         self._services = services
+        self._gone = gone
         self._rights = rights
         self._lake = lake
         self._subjects = subjects
@@ -110,6 +117,11 @@ class LakeHandlers:
         unknown = [place for place in offsets if isinstance(place, int) and place not in existing]
         if unknown:
             raise TableError(TableErrorCode.INVALID_TABLE, f"{subject.name} has no bucket {unknown[0]}")
+        if subject.definition is not None and subject.definition.is_partitioned:
+            record = self._lake.state(request.table_id)
+            await self._gone.settle(
+                request.table_id, record.offsets, offsets, existing, was_tiered=record.committed_at_ms >= 0
+            )
         await self._lake.commit(request.table_id, request.epoch, request.snapshot_id, offsets, existing)
         return m.LakeCommitResponse()
 
@@ -142,6 +154,10 @@ class LakeHandlers:
         running, trouble = self._lake.round_of(request.table_id), self._lake.trouble(request.table_id)
         clock = self._services.context.clock
         progress = self._subjects.progress(subject, await self._subjects.ends([subject]))
+        gone = GonePartitions()
+        if subject.definition is not None and subject.definition.is_partitioned:
+            gone = await self._gone.read(request.table_id, was_tiered=record.committed_at_ms >= 0)
+        existing = {place for place, _ in self._subjects.places(subject)}
         # The lake's location and credentials: only for principals that may read or write all of its rows.
         may_read = _may(context, Operation.READ, subject) or _may(context, Operation.ALTER, subject)
         return m.DescribeLakeResponse(
@@ -163,6 +179,11 @@ class LakeHandlers:
             failure=trouble.error,
             commits=record.commits,
             behind_ms=progress.behind_ms,
+            expired=gone.expired or gone.has_expired(record.offsets, existing),
+            dropped=[
+                m.DroppedPartition(name=name, partition_id=partition_id)
+                for name, partition_id in gone.dropped.items()
+            ],
         )
 
     async def list(self, context: RequestContext, request: m.ListLakeRequest) -> m.ListLakeResponse:

@@ -5,13 +5,20 @@ from __future__ import annotations
 from headrace.broker.requests.declaration import RequestContext
 from headrace.broker.security.rights import Operation
 from headrace.tablelayer.model.messages import partitions as m
+from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.server.catalog.catalog import Catalog
+from headrace.tablelayer.server.lake.dropped import GonePartitionsStore
+from headrace.tablelayer.server.lake.tiering import LakeRounds
 from headrace.tablelayer.server.rights.table_rights import TableRights
 
 
 class PartitionHandlers:
-    def __init__(self, catalog: Catalog, rights: TableRights) -> None:
+    def __init__(
+        self, catalog: Catalog, rights: TableRights, lake: LakeRounds, gone: GonePartitionsStore
+    ) -> None:
         self._catalog = catalog
+        self._lake = lake
+        self._gone = gone
         self._rights = rights
 
     async def create(
@@ -27,10 +34,19 @@ class PartitionHandlers:
     async def drop(self, context: RequestContext, request: m.DropPartitionRequest) -> m.DropPartitionResponse:
         definition = self._rights.by_id(context, Operation.WRITE, request.table_id)
         context.mutates(definition.bucket_count)
+        if definition.settings.datalake_enabled:
+            await self._note_drop(definition, request.name)
         await self._catalog.drop_partition(
             definition, request.name, ignore_if_not_exists=request.ignore_if_not_exists
         )
         return m.DropPartitionResponse()
+
+    async def _note_drop(self, definition: TableDefinition, name: str) -> None:
+        """Record that the lake's rows of this partition no longer belong to the table."""
+        was_tiered = self._lake.state(definition.id).committed_at_ms >= 0
+        for each in self._catalog.partitions(definition):
+            if each.path.partition == name:
+                await self._gone.note_drop(definition.id, name, each.id, was_tiered=was_tiered)
 
     async def list(
         self, context: RequestContext, request: m.ListPartitionsRequest

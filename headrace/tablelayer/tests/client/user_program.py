@@ -134,7 +134,7 @@ def read(table: Table) -> int:
     name = None if row is None else row["name"]
     many: pa.Table = table.prefix_lookup([{"id": 1}])
     owners, _ = table.prefix_lookup_grouped([{"id": 1}])
-    sample: pa.Table = table.limit(3, ["id"], "id > 1")
+    sample: pa.Table = table.limit(3, ["id"], "id > 1") if not table.reads_lake() else table.to_arrow()
     count: int = table.count(pc.field("id") > 1)
     extremes: Extremes = table.extremes(["id"], "id > 1")
     low, high = extremes.minimum("id"), extremes.maximum("id")
@@ -216,7 +216,11 @@ async def asynchronous(address: str) -> int:
         row = await table.lookup_one(1)
         await table.prefix_lookup([{"id": 1}])
         await table.prefix_lookup_grouped([{"id": 1}])
-        count = await table.count("id > 1") + (await table.extremes(["id"])).row_count
+        count = (
+            int(await table.reads_lake())
+            + await table.count("id > 1")
+            + (await table.extremes(["id"])).row_count
+        )
         count += (await table.limit(1)).num_rows + (await table.range_scan(1, 2)).num_rows
         count += (
             (await table.to_arrow()).num_rows

@@ -11,4 +11,5 @@ from headrace.tablelayer.model.table.definition import TableDefinition
 
 def tiered_into(lake: Any, definition: TableDefinition) -> TieredTable:
     """A table whose lake is read by `lake`, a `LakeReader`."""
-    return TieredTable(definition, cast(LakeCatalog, SimpleNamespace(reader=lambda _: lake)), None)
+    catalog = cast(LakeCatalog, SimpleNamespace(reader=lambda _: lake))
+    return TieredTable(definition, catalog, None, getattr(lake, "dropped", {}))

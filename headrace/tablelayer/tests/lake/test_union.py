@@ -59,6 +59,8 @@ class World:
     tiered: dict[Any, int] = field(default_factory=dict)
     lake: list[Row] = field(default_factory=list)
     cut: dict[Any, int] = field(default_factory=dict)
+    dropped: dict[str, UUID] = field(default_factory=dict)
+    """The partitions that clients dropped."""
     lake_reads: list[tuple[int, list[str]]] = field(default_factory=list)
     """The names of the columns that the lake was asked for."""
 
@@ -118,7 +120,7 @@ def batch_of(table: TableDefinition, names: Sequence[str], rows: Sequence[Row]) 
 class LakeOfWorld:
     def __init__(self, world: World) -> None:
         self.world = world
-        self.rows, self.tiered = list(world.lake), dict(world.tiered)
+        self.rows, self.tiered, self.dropped = list(world.lake), dict(world.tiered), dict(world.dropped)
 
     def state(self, known: int | None) -> LakeState:
         return LakeState(1, 1, self.tiered) if self.tiered else LakeState()
@@ -304,15 +306,23 @@ def test_partitions_that_are_new_dropped_or_made_anew() -> None:
     world.write(b, (PUT, of("b", 1, 9)))
     assert world.found() == ordered([of("a", 1), of("a", 2), of("b", 1, 9), of("c", 1, 5)])
     del world.entries[a]
-    assert world.found() == ordered([of("a", 1), of("a", 2), of("b", 1, 9), of("c", 1, 5)]), (
-        "the lake keeps them"
-    )
-    assert world.found(dropped=False) == ordered([of("b", 1, 9), of("c", 1, 5)])
+    assert world.found() == ordered([of("a", 1), of("a", 2), of("b", 1, 9), of("c", 1, 5)]), "it expired"
+    world.write(again, (PUT, of("a", 2, 3)))
+    assert world.found() == ordered([of("a", 1), of("a", 2, 3), of("b", 1, 9), of("c", 1, 5)]), "a late row"
+    assert world.found("v = 0") == [of("a", 1)]
+    del world.entries[again]
+    world.dropped["a"] = a.table_id
+    assert world.found() == ordered([of("b", 1, 9), of("c", 1, 5)]), "a client dropped it"
     world.write(again, (PUT, of("a", 2, 3)))
     expected = ordered([of("a", 2, 3), of("b", 1, 9), of("c", 1, 5)])
-    assert world.found() == world.found(dropped=False) == expected, "nothing of the one before"
+    assert world.found() == expected, "nothing of the one before"
     assert world.found(None, ["id"]) == ordered([{"id": each["id"]} for each in expected])
     assert world.found("v = 0") == []
+    world.lake = [each for each in world.lake if each["dt"] != "a"]  # as the round does
+    world.tier()
+    assert world.found() == expected, "the lake has the later one"
+    assert world.found(only={"dt": "a"}) == [of("a", 2, 3)]
+    assert world.found(until={"b": {0: 2}}) == [of("b", 1, 9)]
 
 
 def test_a_partition_that_is_dropped_while_it_is_read_gives_nothing_more() -> None:

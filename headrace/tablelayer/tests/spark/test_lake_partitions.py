@@ -134,9 +134,8 @@ def test_partitions_come_go_and_come_again(
     lake.write("eu", [(100, 1)])
     lake.tier()
     assert [row for row in lake.rows("$lake") if row[1] == "us"] == kept, "the lake keeps what was dropped"
-    assert lake.rows() == sorted([*lake.truth(), *kept], key=str)
-    present = union_scan(client, lake.path, dropped=False).to_arrow().to_pylist()
-    assert sorted((tuple(row.values()) for row in present), key=str) == lake.truth()
+    assert lake.rows() == lake.truth(), "but the table does not"
+    assert not [row for row in lake.truth() if row[1] == "us"]
     assert {place.partition for place in lake.status().offsets} == {"2024-01-01.eu", "2024-01-01.asia"}
 
     lake.write("us", [(4, 7)])
@@ -201,7 +200,8 @@ def test_upkeep_keeps_the_offsets_of_partitions_that_come_and_go(
         ends = TableChanges(client, address, lake.table.definition).latest()
         assert dict(table.find_committed().offsets) == dict(lake.status().offsets) == ends
         expected = sorted([*lake.truth(), *gone], key=str)
-        assert lake.rows() == lake.rows("$lake") == expected
+        assert lake.rows("$lake") == expected
+        assert lake.rows() == lake.truth()
         theirs = rows_by_paimon(table).select(lake.table.definition.schema.names).to_pylist()
         assert sorted((tuple(row.values()) for row in theirs), key=str) == expected
         if number == 3:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import AsyncMock, patch
 
 import duckdb
 import pyarrow as pa
@@ -16,12 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.tablelayer.client import Connection
+from headrace.tablelayer.client.table.united import United
 from headrace.tablelayer.lake import union_scan as module
 from headrace.tablelayer.lake.adapter import LakeError, LakeState
 from headrace.tablelayer.lake.union_scan import union_scan
 from headrace.tablelayer.model.schema.schema import Column
 from headrace.tablelayer.model.types.column_types import BIGINT, INT, STRING
-from headrace.tablelayer.sql import select
 from headrace.tablelayer.sql.errors import SqlError
 from headrace.tablelayer.sql.session import Session
 from headrace.tablelayer.tests.lake.in_memory import tiered_into
@@ -160,9 +160,8 @@ def test_sql_finds_in_the_lake_what_has_left_the_log(client: Connection) -> None
         return [tuple(each.values()) for each in found.rows.to_pylist()]
 
     with patch.object(module, "tiered_table", lambda *_: tiered_into(lake, table.definition)):
-        with patch.object(
-            select, "begins_in_lake", lambda _: True
-        ):  # as after a retention that took the first rows
+        # As after a retention that took the first rows.
+        with patch.object(United, "starts", AsyncMock(return_value=None)):
             assert answer(f"SELECT count(*), sum(n) FROM {name}") == [(15, sum(range(15)))]
             assert answer(f"SELECT count(*) FROM {name}") == [(15,)]
             assert answer(f"SELECT count(*) FROM {name} WHERE n >= 8 AND name IS NOT NULL") == [(6,)]

@@ -8,7 +8,6 @@ import pytest
 from headrace.protocol.errors import KafkaError
 from headrace.tablelayer.client import OutgoingRecord, Table, TableError, connect
 from headrace.tablelayer.model.ddl import DdlError
-from headrace.tablelayer.sql import select
 from headrace.tablelayer.sql.errors import SqlError
 
 
@@ -293,7 +292,7 @@ def test_a_table_that_begins_in_the_lake_is_not_answered_from_its_log_alone(sql,
     ]  # fmt: skip
     short = [text for text in queries if sql.ways(text.format("ph"))[-1][1] != "DuckDB"]
     assert len(short) > 5, "or nothing is seen here"
-    monkeypatch.setattr(select, "begins_in_lake", lambda table: True)
+    monkeypatch.setattr(Table, "reads_lake", lambda table: True)
     for text in queries:
         for table in ("hist", "ph"):
             assert sql.ways(text.format(table))[-1][1] == "DuckDB", text

@@ -1,0 +1,125 @@
+"""The partitions of tiered tables that are gone from the server, as far as reads of lake and log have to know.
+
+The lake keeps the rows of a partition that is gone. If the calendar dropped it, or its topic was deleted, the rows
+belong to the table by its plain name. If a client dropped it, they do not, and the first rows of a later partition of
+the same name replace them. So the partitions that clients dropped are recorded, before they are deleted. An entry is
+removed when the lake has a later partition of the name.
+
+The record of a table is under /lake_partitions/<table id> in the coordination store. Any broker may write it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+
+from headrace.broker.metadata.nodes import modify
+from headrace.broker.runtime.ports import CoordinationStore
+from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.lake.offsets import PartitionBucket
+
+_ROOT: Final = "/lake_partitions"
+DROPPED_MAX: Final = 10_000
+"""Maximum number of partitions of a table that clients dropped and that have no successor: half a megabyte."""
+
+
+class GonePartitions(msgspec.Struct, frozen=True):
+    """`dropped` has the partitions that clients dropped: the id by name. `expired`: others may be gone, too."""
+
+    expired: bool = False
+    dropped: Mapping[str, UUID] = msgspec.field(default_factory=dict)
+
+    def to_json(self) -> bytes:
+        dropped = {name: str(partition_id) for name, partition_id in sorted(self.dropped.items())}
+        return json.dumps({"version": 1, "expired": self.expired, "dropped": dropped}).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> GonePartitions:
+        values = json.loads(data)
+        return cls(values["expired"], {name: UUID(text) for name, text in values["dropped"].items()})
+
+    def with_dropped(self, name: str, partition_id: UUID) -> GonePartitions:
+        """Return the record after a client's drop. Raises TableError(INVALID_PARTITION): there are too many."""
+        dropped = {**self.dropped, name: partition_id}
+        if len(dropped) > DROPPED_MAX:
+            raise TableError(
+                TableErrorCode.INVALID_PARTITION,
+                f"partition {name} cannot be dropped: {DROPPED_MAX} dropped partitions of this table are still in the"
+                " lake. Let old partitions expire by 'table.auto-partition.num-retention' instead",
+            )
+        return GonePartitions(self.expired, dropped)
+
+    def settled(
+        self, known: Collection[Any], tiered: Collection[Any], existing: Collection[Any]
+    ) -> GonePartitions:
+        """Return the record after a round.
+
+        `known` are the places that the lake had before, `tiered` those of the round, `existing` those of the server.
+        """
+        successors = {
+            place.partition
+            for place in tiered
+            if isinstance(place, PartitionBucket)
+            and self.dropped.get(place.partition, place.table_id) != place.table_id
+        }
+        expired = self.expired or self.has_expired({*known, *tiered}, existing)
+        return GonePartitions(
+            expired, {name: each for name, each in self.dropped.items() if name not in successors}
+        )
+
+    def has_expired(self, known: Collection[Any], existing: Collection[Any]) -> bool:
+        """Return whether one of the known places is gone without a client's drop."""
+        return any(
+            self.dropped.get(place.partition) != place.table_id
+            for place in known
+            if isinstance(place, PartitionBucket) and place not in existing
+        )
+
+
+class GonePartitionsStore:
+    """The records of all tables."""
+
+    def __init__(self, store: CoordinationStore) -> None:
+        self._store = store
+
+    async def read(self, table_id: UUID, *, was_tiered: bool) -> GonePartitions:
+        """Return a table's record. A tiered table without one is older than the records: anything may be gone."""
+        node = await self._store.get(f"{_ROOT}/{table_id}")
+        return GonePartitions(expired=was_tiered) if node is None else GonePartitions.from_json(node.data)
+
+    async def note_drop(self, table_id: UUID, name: str, partition_id: UUID, *, was_tiered: bool) -> None:
+        """Record a client's drop. Call it before the partition is deleted."""
+        await self._change(
+            table_id, lambda record: record.with_dropped(name, partition_id), was_tiered=was_tiered
+        )
+
+    async def settle(
+        self,
+        table_id: UUID,
+        known: Collection[Any],
+        tiered: Collection[Any],
+        existing: Collection[Any],
+        *,
+        was_tiered: bool,
+    ) -> None:
+        """Record a round, see `GonePartitions.settled`. Call it before its offsets are recorded."""
+        await self._change(
+            table_id, lambda record: record.settled(known, tiered, existing), was_tiered=was_tiered
+        )
+
+    async def _change(
+        self, table_id: UUID, change: Callable[[GonePartitions], GonePartitions], *, was_tiered: bool
+    ) -> None:
+        def changed(data: bytes | None) -> bytes:
+            before = GonePartitions(expired=was_tiered) if data is None else GonePartitions.from_json(data)
+            return change(before).to_json()
+
+        await modify(self._store, f"{_ROOT}/{table_id}", changed)
+
+    async def forget(self, table_id: UUID) -> None:
+        """Forget a dropped table."""
+        await modify(self._store, f"{_ROOT}/{table_id}", lambda _: None)

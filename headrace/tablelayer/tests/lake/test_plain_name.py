@@ -1,0 +1,484 @@
+"""The plain name of a tiered table means all of its rows, in every door, whatever has left its log.
+
+A model holds the rows. The lake is written by pyiceberg (`tests/lake/tier_by_pyiceberg.py`), so that nothing here
+starts a Spark session except the tests that are marked so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from unittest.mock import patch
+
+import duckdb
+import httpx
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+from headrace.tablelayer import plugins
+from headrace.tablelayer.cli.console import _query
+from headrace.tablelayer.cli.main import app
+from headrace.tablelayer.client import ClientConfig, ClientError, Connection, connect, connect_async
+from headrace.tablelayer.console.access import Access
+from headrace.tablelayer.console.app import make_app
+from headrace.tablelayer.console.history import History
+from headrace.tablelayer.flight.server import FlightSql
+from headrace.tablelayer.lake.adapter import LogCutError
+from headrace.tablelayer.model.errors import TableError
+from headrace.tablelayer.model.lake.offsets import PartitionBucket
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.tests.cli.conftest import ROOT
+from headrace.tablelayer.tests.client.conftest import BrokerThread
+from headrace.tablelayer.tests.lake.tier_by_pyiceberg import Tierer
+
+Row = tuple[int, int | None, str]
+ROUNDS = int(os.environ.get("HEADRACE_SOAK_ROUNDS", "1"))
+_names = itertools.count()
+SEED = int(os.environ.get("HEADRACE_SOAK_SEED", "36"))
+
+
+class CuttingBroker(BrokerThread):
+    """A server that cuts logs and lets partitions expire when it is told to, as retention and the calendar do."""
+
+    def cut(self, topic: str, bucket: int, offset: int) -> None:
+        async def cut() -> None:
+            self._broker.context.partition(topic, bucket).delete_records(offset)
+
+        asyncio.run_coroutine_threadsafe(cut(), self._loop).result(60)
+
+    def expire(self, definition: TableDefinition, name: str) -> None:
+        catalog = self._extension.catalog
+        drop = catalog.drop_partition(definition, name, ignore_if_not_exists=True)
+        asyncio.run_coroutine_threadsafe(drop, self._loop).result(60)
+
+
+class World:
+    """A tiered table and its rows by (id, day): a log table, a partitioned one, or one with a primary key too."""
+
+    def __init__(
+        self, server: CuttingBroker, client: Connection, *, partitioned: bool = False, keyed: bool = False
+    ) -> None:
+        self.server, self.client = server, client
+        self.name = f"w{next(_names)}"
+        self.path = f"default.{self.name}"
+        key = ", PRIMARY KEY (id, day) NOT ENFORCED" if keyed else ""
+        client.execute(
+            f"CREATE TABLE {self.name} (id BIGINT, n INT, day STRING{key})"
+            f"{' PARTITIONED BY (day)' if partitioned else ''}"
+            " WITH ('bucket.num' = '2', 'bucket.key' = 'id', 'table.datalake.enabled' = 'true',"
+            " 'table.datalake.format' = 'iceberg')"
+        )
+        self.table = client.table(self.path)
+        self.tierer = Tierer(client, self.path)
+        self.by_key: dict[tuple[int, str], Row] = {}
+        self.expired: set[str] = set()
+        self.ids = 0
+
+    @property
+    def rows(self) -> list[Row]:
+        return list(self.by_key.values())
+
+    def append(self, count: int) -> None:
+        new = [(self.ids + at, None if at % 5 == 4 else at % 7, "abc"[at % 3]) for at in range(count)]
+        self.ids += count
+        self.write(new)
+
+    def write(self, new: list[Row]) -> None:
+        given = [{"id": each, "n": n, "day": day} for each, n, day in new]
+        if self.table.definition.is_primary_key_table:
+            self.table.upsert(given)
+        else:
+            self.table.append(given)
+        self.by_key |= {(row[0], row[2]): row for row in new}
+
+    def change(self, rng: random.Random) -> None:
+        """Change rows of a primary-key table, and delete some of partitions that never expired."""
+        known = sorted(self.by_key)
+        self.write([(key, rng.randrange(9), day) for key, day in rng.sample(known, len(known) // 4)])
+        gone = [place for place in rng.sample(known, len(known) // 5) if place[1] not in self.expired]
+        self.table.delete([{"id": key, "day": day} for key, day in gone])
+        for place in gone:
+            del self.by_key[place]
+
+    def tier(self) -> None:
+        self.tierer.round()
+
+    def expire(self, offsets: Mapping[Any, int] | None = None) -> None:
+        """Cut the log up to the tiered offsets, or to these."""
+        existing = {each.table_id for each in self.table.partitions()} if self.is_partitioned else set()
+        for place, offset in (self.tierer.offsets if offsets is None else offsets).items():
+            path, bucket = self.table.path, place
+            if isinstance(place, PartitionBucket):
+                if place.table_id not in existing:
+                    continue
+                path, bucket = path.of_partition(place.partition), place.bucket
+            self.server.cut(path.topic, bucket, offset)
+
+    @property
+    def is_partitioned(self) -> bool:
+        return bool(self.table.definition.is_partitioned)
+
+    def expire_partition(self, day: str) -> None:
+        """Drop a partition as the calendar does when the lake has all of it."""
+        self.tier()
+        self.server.expire(self.table.definition, day)
+        self.expired.add(day)
+
+    def drop_partition(self, day: str) -> None:
+        """Drop a partition as a client does."""
+        if day in {each.name for each in self.table.partitions()}:
+            self.client.execute(f"ALTER TABLE {self.name} DROP PARTITION (day = '{day}')")
+            self.by_key = {place: row for place, row in self.by_key.items() if place[1] != day}
+            self.expired.discard(day)
+
+
+def rows_of(found: Any) -> list[Row]:
+    """Return the rows of an Arrow table, in order."""
+    return sorted((row["id"], row["n"], row["day"]) for row in found.to_pylist())
+
+
+class Doors:
+    """Every door through which a table is read by its name, without Spark: each returns all rows, in order."""
+
+    def __init__(self, client: Connection, address: str) -> None:
+        self.client, self.address = client, address
+
+    def of(self, world: World) -> Iterator[tuple[str, Callable[[], list[Row]]]]:
+        table, name = world.table, world.name
+        every = 1 + len(world.rows)
+        yield "to_arrow", lambda: rows_of(table.to_arrow())
+        yield "batches", lambda: rows_of(pa.Table.from_batches(list(table.batches()), schema=None))
+        yield "limit", lambda: rows_of(table.limit(every))
+        yield "scan", lambda: self.scanned(table)
+        yield "asyncio", lambda: asyncio.run(self.in_asyncio(world.path))
+        yield "DuckDB", lambda: self.by_duckdb(table)
+        yield "headrace sql", lambda: rows_of(self.client.sql(f"SELECT * FROM {name}").to_arrow())
+        yield (
+            "headrace sql, by DuckDB",
+            lambda: rows_of(
+                self.client.sql(f"SELECT a.* FROM {name} a JOIN {name} b ON a.id = b.id").to_arrow()
+            ),
+        )
+
+    @staticmethod
+    def scanned(table: Any) -> list[Row]:
+        with table.scan(until="latest") as scan:
+            return sorted(row for piece in scan for row in rows_of(piece.batch))
+
+    async def in_asyncio(self, path: str) -> list[Row]:
+        async with await connect_async(self.address) as connection:
+            table = await connection.table(path)
+            assert await table.count() == (await table.extremes(["id"])).row_count
+            return rows_of(await table.to_arrow())
+
+    @staticmethod
+    def by_duckdb(table: Any) -> list[Row]:
+        with duckdb.connect() as database:
+            database.register("t", pa.RecordBatchReader.from_stream(table))
+            return sorted(database.sql("SELECT * FROM t").fetchall())
+
+    def glance(self, world: World) -> None:
+        """Compare three doors with the model."""
+        expected = sorted(world.rows)
+        assert rows_of(world.table.to_arrow()) == expected
+        assert self.scanned(world.table) == expected
+        assert self.client.sql(f"SELECT count(*) AS n FROM {world.name}").rows() == [{"n": len(expected)}]
+
+    def check(self, world: World) -> None:
+        """Compare every door with the model: all rows, counts, filters, columns and limits."""
+        expected = sorted(world.rows)
+        for name, read in self.of(world):
+            assert read() == expected, name
+        table, some = world.table, [row for row in expected if row[1] is not None and row[1] >= 4]
+        assert table.count() == len(expected)
+        assert table.count("n >= 4") == len(some)
+        assert rows_of(table.to_arrow(filter="n >= 4")) == some
+        assert sorted(table.to_arrow(["day"], filter="n >= 4")["day"].to_pylist()) == sorted(
+            row[2] for row in some
+        )
+        for count in (0, 1, len(expected) // 2):
+            found = rows_of(table.limit(count))
+            assert len(found) == count
+            assert set(found) <= set(expected)
+        found_extremes = table.extremes(["id", "n"])
+        assert found_extremes.row_count == len(expected)
+        assert found_extremes.value_counts["n"] == sum(row[1] is not None for row in expected)
+        if expected:
+            assert (found_extremes.minimum("id"), found_extremes.maximum("id")) == (
+                expected[0][0], expected[-1][0]
+            )  # fmt: skip
+        sql = self.client.sql
+        assert sql(f"SELECT count(*), sum(n) FROM {world.name}").to_arrow().to_pylist()[0] == {
+            "count_star()": len(expected),
+            "sum(n)": sum(row[1] or 0 for row in expected) if some or any(r[1] for r in expected) else None,
+        }
+        assert len(sql(f"SELECT * FROM {world.name} LIMIT 3").to_arrow()) == min(3, len(expected))
+        of_b = [row for row in expected if row[2] == "b"]
+        assert rows_of(sql(f"SELECT * FROM {world.name} WHERE day = 'b'").to_arrow()) == of_b
+        assert sql(f"SELECT count(*) FROM {world.name} WHERE day = 'b'").rows()[0]["count_star()"] == len(
+            of_b
+        )
+        if table.definition.is_partitioned:
+            assert rows_of(table.only({"day": "b"}).to_arrow()) == of_b
+            if "b" in {each.name for each in table.partitions()}:
+                assert rows_of(table.partition("b").to_arrow()) == of_b
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CuttingBroker]:
+    folder = tmp_path_factory.mktemp("plain name")
+    broker = CuttingBroker(
+        folder / "data", config={"datalake.iceberg.warehouse": str(folder / "warehouse")}
+    ).start()
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture(scope="module")
+def address(server: CuttingBroker) -> str:
+    return server.address
+
+
+@pytest.fixture(scope="module")
+def client(address: str) -> Iterator[Connection]:
+    with connect(address) as connection:
+        yield connection
+
+
+@pytest.fixture(scope="module")
+def doors(client: Connection, address: str) -> Doors:
+    return Doors(client, address)
+
+
+@pytest.mark.parametrize(("partitioned", "keyed"), [(False, False), (True, False), (True, True)])
+def test_every_door_has_all_rows_at_random_moments(
+    server: CuttingBroker, client: Connection, doors: Doors, partitioned: bool, keyed: bool
+) -> None:
+    """A soak has more moments: HEADRACE_SOAK_ROUNDS."""
+    rng, world = random.Random(SEED), World(server, client, partitioned=partitioned, keyed=keyed)
+    world.append(30)
+    world.tier()
+    world.expire()
+    if partitioned:
+        world.expire_partition("b")
+    doors.check(world)
+    for _ in range(ROUNDS):
+        for _ in range(rng.randrange(2, 6)):
+            step = rng.random()
+            if step < 0.4:
+                world.append(rng.randrange(1, 20))
+            elif step < 0.5 and keyed:
+                world.change(rng)
+            elif step < 0.7:
+                world.tier()
+            elif step < 0.8 or not partitioned:
+                world.expire()
+            elif step < 0.9:
+                world.expire_partition(rng.choice("abc"))
+            else:
+                world.drop_partition(rng.choice("abc"))
+        doors.check(world)
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_a_partition_that_expired_stays_and_one_that_was_dropped_goes(
+    server: CuttingBroker, client: Connection, doors: Doors, keyed: bool
+) -> None:
+    world = World(server, client, partitioned=True, keyed=keyed)
+    world.append(9)
+    world.expire_partition("b")
+    doors.glance(world)
+    world.write(
+        [(100, 1, "b"), *([(1, 8, "b")] if keyed else [])]
+    )  # late rows, one of a key that the lake has
+    doors.glance(world)
+    world.tier()
+    doors.glance(world)
+    world.drop_partition("b")
+    doors.glance(world)
+    world.tier()
+    world.write([(200, 1, "b")])
+    doors.glance(world)
+    world.tier()
+    assert not client.table(world.path).count("day = 'b' AND id < 200")
+    world.expire_partition("b")
+    doors.glance(world)
+
+
+def test_a_partly_expired_log_gives_no_row_twice(
+    server: CuttingBroker, client: Connection, doors: Doors
+) -> None:
+    world = World(server, client)
+    world.append(20)
+    world.tier()
+    world.append(10)
+    world.expire({0: 1, 1: 0})  # the log and the lake both have the other rows
+    doors.check(world)
+
+
+def test_the_other_programs_have_all_rows_too(
+    server: CuttingBroker, client: Connection, address: str
+) -> None:
+    world = World(server, client)
+    world.append(30)
+    world.tier()
+    world.expire()
+    world.append(5)
+    count, run = len(world.rows), CliRunner(env={"HEADRACE_SERVER": address}).invoke
+    assert run(app, ["tables", "count", world.name]).stdout.split() == [str(count)]
+    head = run(app, ["tables", "head", world.name, "-n", "50", "-o", "json"]).stdout.splitlines()
+    assert sorted(json.loads(line)["id"] for line in head) == [row[0] for row in sorted(world.rows)]
+
+    console = make_app(
+        client,
+        _query,
+        Access(),
+        allow_writes=False,
+        version="1",
+        server="here",
+        history=History(lambda: client),
+    )
+
+    async def ask(path: str) -> Any:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(console), base_url="http://127.0.0.1:9380"
+        ) as browser:
+            return (await browser.get(path, timeout=60)).json()
+
+    assert asyncio.run(ask(f"/api/tables/{world.path}"))["rows"] == count
+    rows = asyncio.run(ask(f"/api/tables/{world.path}/rows?limit=50"))["rows"]
+    assert sorted(int(row[0]) for row in rows) == [row[0] for row in sorted(world.rows)]
+
+
+def test_the_log_alone_can_be_asked_for(server: CuttingBroker, client: Connection, address: str) -> None:
+    world = World(server, client)
+    world.append(30)
+    world.tier()
+    world.expire()
+    world.append(5)
+    newest = sorted(world.rows)[-5:]
+    with connect(address, ClientConfig(scan_mode="log")) as other:
+        table = other.table(world.path)
+        assert rows_of(table.to_arrow()) == newest
+        assert (table.count(), table.reads_lake()) == (5, False)
+        assert rows_of(other.sql(f"SELECT * FROM {world.name}").to_arrow()) == newest
+    assert client.table(world.path).reads_lake()
+    with pytest.raises(ValueError, match="scan_mode is 'lake'"):
+        ClientConfig(scan_mode="lake")
+
+
+def test_the_table_as_it_was_is_lake_and_log_too(server: CuttingBroker, client: Connection) -> None:
+    world = World(server, client)
+    world.append(10)
+    world.tier()
+    first = world.table.offsets("latest")
+    world.append(6)
+    world.tier()
+    second = world.table.offsets("latest")
+    world.append(4)
+    world.expire(first)
+    read = world.table.to_arrow
+    assert rows_of(read(as_of=first)) == sorted(world.rows)[:10], "an older snapshot of the lake"
+    between = {0: (first[0] + second[0] + 1) // 2, 1: second[1]}
+    assert len(rows_of(read(as_of=between))) == sum(between.values())
+    assert len(rows_of(read(as_of=second))) == 16
+    world.expire(second)
+    with pytest.raises(TableError, match="cannot be read at"):
+        read(as_of=dict.fromkeys(first, 1))
+
+
+def test_a_scan_goes_on_in_the_log(server: CuttingBroker, client: Connection) -> None:
+    world = World(server, client)
+    world.append(12)
+    world.tier()
+    world.expire()
+    world.append(4)
+    with world.table.scan(poll_timeout=20) as scan:
+        found: list[Row] = []
+        while len(found) < 16:
+            found += rows_of(next(scan).batch)
+        world.append(3)
+        positions = dict(scan.positions)
+        while len(found) < 19:
+            found += rows_of(next(scan).batch)
+    assert sorted(found) == sorted(world.rows)
+    with world.table.scan(start=positions, until="latest") as rest:
+        assert sum(piece.row_count for piece in rest) == 3
+    with (
+        world.table.scan(buckets=[0], until="latest") as one,
+        pytest.raises(ValueError, match="have no bucket"),
+    ):
+        next(one)
+
+
+def test_a_log_that_is_cut_during_a_read_is_planned_again(server: CuttingBroker, client: Connection) -> None:
+    world = World(server, client)
+    world.append(12)
+    world.tier()
+    world.append(4)
+    world.expire({0: 1, 1: 1})
+    planned, cut = plugins.union_scan, []
+
+    def cut_after(*arguments: Any, **named: Any) -> Any:
+        scan = planned(*arguments, **named)
+        if not cut:
+            cut.append(True)
+            world.tier()
+            world.expire()
+        return scan
+
+    with patch.object(plugins, "union_scan", cut_after):
+        assert rows_of(world.table.to_arrow()) == sorted(world.rows)
+    assert cut
+    with patch.object(plugins, "union_scan", side_effect=LogCutError("again")), pytest.raises(LogCutError):
+        world.table.count()
+
+
+def test_flight_sql_has_all_rows(server: CuttingBroker, client: Connection) -> None:
+    from headrace.tablelayer.tests.flight.test_flight_sql import Client
+
+    world = World(server, client)
+    world.append(30)
+    world.tier()
+    world.expire()
+    world.append(5)
+    server = FlightSql(client, Access(), "127.0.0.1", 0, "1")
+    flight = Client(server.port)
+    try:
+        assert rows_of(flight.query(f"SELECT * FROM {world.name}")) == sorted(world.rows)
+    finally:
+        flight.flight.close()
+        assert server.close(20)
+
+
+def test_a_client_without_the_lakes_packages_refuses_with_what_to_install(
+    server: CuttingBroker, client: Connection, address: str
+) -> None:
+    world = World(server, client)
+    world.append(3)
+    world.tier()
+    world.expire()
+    program = (
+        "import sys; sys.modules['pyiceberg.table'] = None\n"
+        "import headrace\n"
+        f"with headrace.connect({address!r}) as connection:\n"
+        f"    print(connection.table({world.path!r}).count())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
+    assert done.returncode == 1
+    assert "pip install 'headrace[lake]'" in done.stderr, done.stderr
+    with (
+        patch.object(plugins, "union_scan", side_effect=ModuleNotFoundError("x", name="x")),
+        pytest.raises(ClientError, match=r"needs x, .*headrace\[lake\].*scan_mode='log'"),
+    ):
+        world.table.count()
