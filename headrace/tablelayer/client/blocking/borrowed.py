@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from headrace.protocol.schema import ApiMessage
 from headrace.tablelayer.client.admin.databases import AsyncAdmin, as_path
 from headrace.tablelayer.client.blocking.databases import Admin
 from headrace.tablelayer.client.blocking.table import Table
+from headrace.tablelayer.client.blocking.waiting import LoopThread
 from headrace.tablelayer.client.table.table import AsyncTable
 from headrace.tablelayer.client.wire.cluster import Cluster
 from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
@@ -39,7 +40,7 @@ class BorrowedConnection:
 
     def __init__(self, cluster: Cluster, loop: asyncio.AbstractEventLoop) -> None:
         self._cluster = cluster
-        self._loop: Any = _OtherLoop(loop)
+        self._loop = cast(LoopThread, _OtherLoop(loop))
         self.admin = Admin(AsyncAdmin(cluster), self._loop)
 
     def table(self, path: TablePath | str) -> Table:
@@ -50,5 +51,4 @@ class BorrowedConnection:
 
     def call(self, request: ApiMessage, response: type[ResponseT], **named: Any) -> ResponseT:
         """See `Connection.call`."""
-        found: ResponseT = self._loop.run(self._cluster.call(request, response, **named))
-        return found
+        return self._loop.run(self._cluster.call(request, response, **named))
