@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from ipaddress import ip_address
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import typer
@@ -25,8 +28,8 @@ if TYPE_CHECKING:
     from headrace.tablelayer.client import Connection
     from headrace.tablelayer.console.access import Access
 
-_PATIENCE_SECONDS = 2
-"""Time for running requests at the end, in seconds: live tails never end by themselves."""
+_PATIENCE_SECONDS = 0.4
+"""Time for running requests at the end, in seconds. Queries and live tails are stopped at once."""
 BASIC_VARIABLE = "HEADRACE_CONSOLE_BASIC_AUTH"
 TOKEN_VARIABLE = "HEADRACE_CONSOLE_TOKEN"
 
@@ -40,6 +43,7 @@ def run_console(
     hosts: list[str],
     allow_writes: bool,
     flight_sql: str | None = None,
+    query_seconds: float = 60.0,
 ) -> None:
     """Serve until SIGTERM or SIGINT. Raises CommandError if it cannot start."""
     try:
@@ -47,6 +51,7 @@ def run_console(
 
         from headrace.tablelayer.console.access import Access
         from headrace.tablelayer.console.app import make_app
+        from headrace.tablelayer.console.running import Running
 
         if flight_sql is not None:
             import headrace.tablelayer.flight.server  # noqa: F401 - check its requirements before anything is opened
@@ -76,12 +81,23 @@ def run_console(
             access_log=False,
             lifespan="on",
             server_header=False,
-            timeout_graceful_shutdown=_PATIENCE_SECONDS,
+            timeout_graceful_shutdown=_PATIENCE_SECONDS,  # type: ignore[arg-type] # asyncio takes parts of a second
         )
         bound = _bound(host, port)
         place = bound.getsockname()
         names = {f"{name}:{place[1]}" for name in ("127.0.0.1", "localhost", "[::1]")} if is_local else set()
         access = Access(credentials, token, frozenset(name.lower() for name in (*names, *hosts)))
+        running = Running(query_seconds)
+
+        class Server(uvicorn.Server):
+            async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+                self.loop = asyncio.get_running_loop()
+                await super().startup(sockets)
+
+            def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+                super().handle_exit(sig, frame)
+                self.loop.call_soon_threadsafe(running.end)
+
         listener.app = make_app(
             connection,
             _query,
@@ -89,6 +105,7 @@ def run_console(
             allow_writes=allow_writes,
             version=_version(),
             server=connection.bootstrap,
+            running=running,
         )
         shown = f"[{place[0]}]" if ":" in place[0] else place[0]
         typer.echo(f"headrace console is on http://{shown}:{place[1]}/ (server {connection.bootstrap})")
@@ -97,7 +114,10 @@ def run_console(
                 number, lambda *_: None
             )  # uvicorn ends by the signal, and raises it again afterwards
         with _flight(connection, access, flight_sql):
-            uvicorn.Server(listener).run(sockets=[bound])
+            Server(listener).run(sockets=[bound])
+        if any(each is not threading.main_thread() and not each.daemon for each in threading.enumerate()):
+            sys.stdout.flush()
+            os._exit(0)  # a request computes in a library and cannot be stopped
 
 
 @contextmanager

@@ -277,6 +277,15 @@ def console(
             help="Also serve Arrow Flight SQL (ADBC, JDBC, ODBC), read-only; port 0 takes a free one.",
         ),
     ] = None,
+    query_seconds: Annotated[
+        float,
+        typer.Option(
+            "--query-seconds",
+            min=0,
+            metavar="SECONDS",
+            help="Time after which a query and any other read of the page and of REST is stopped; 0: never.",
+        ),
+    ] = 60.0,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
     """Run the web console until Ctrl-C or SIGTERM: a page, and a REST interface (/openapi.json) below it.
@@ -299,6 +308,7 @@ def console(
         hosts=host or [],
         allow_writes=allow_writes,
         flight_sql=flight_sql,
+        query_seconds=query_seconds,
     )
 
 

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from headrace.tablelayer.client import stopping
+
 if TYPE_CHECKING:
     from headrace.tablelayer.client import Connection
     from headrace.tablelayer.sql.session import Session
@@ -34,6 +36,9 @@ def showing(connection: Connection, session: Session) -> Iterator[None]:
         yield
         return
     ended = threading.Event()
+    stop = stopping.current()
+    if stop is not None:
+        stop.add(ended.set)
     shower = threading.Thread(target=_show, args=(connection, session, ended), name="progress", daemon=True)
     shower.start()
     try:

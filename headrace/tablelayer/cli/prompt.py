@@ -25,9 +25,11 @@ from headrace.tablelayer.cli.completion import Names, candidates
 from headrace.tablelayer.cli.connect import nearest_name
 from headrace.tablelayer.cli.describe import describe_definition
 from headrace.tablelayer.cli.errors import explain
+from headrace.tablelayer.cli.interrupting import InterruptedWorkError, interruptible
 from headrace.tablelayer.cli.options import Format
 from headrace.tablelayer.cli.output import Ends
 from headrace.tablelayer.cli.progress import showing
+from headrace.tablelayer.client import stopping
 from headrace.tablelayer.model.ddl.errors import DdlError
 from headrace.tablelayer.model.ddl.tokens import TokenStream
 from headrace.tablelayer.model.errors import TableError
@@ -190,9 +192,9 @@ class Prompt:
     def _attempt(self, work: Callable[[str], None], text: str) -> None:
         """Run some work; print an expected error, and continue."""
         try:
-            work(text)
-        except KeyboardInterrupt:
-            typer.echo("interrupted", err=True)
+            interruptible(lambda: work(text), lambda: self._session.written_count)
+        except InterruptedWorkError as error:
+            typer.echo(error.told, err=True)
         except Exception as error:
             sentence = explain(error)
             if sentence is None:
@@ -204,12 +206,15 @@ class Prompt:
     def _statements(self, text: str) -> None:
         running = self._session.run(text)
         while True:
+            stopping.check()
             began = perf_counter()
             with showing(self._connection, self._session):
                 answer = next(running, None)
                 ends = None if answer is None else self._taken(answer)
             if answer is None:
                 return
+            if answer.row_count is None:
+                stopping.check()
             self._show(answer, ends, perf_counter() - began)
 
     def _taken(self, answer: Answer) -> Ends | None:

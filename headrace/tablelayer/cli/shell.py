@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -12,10 +13,11 @@ import typer
 from headrace.tablelayer.cli.connect import open_connection
 from headrace.tablelayer.cli.describe import describe_definition
 from headrace.tablelayer.cli.errors import CommandError
+from headrace.tablelayer.cli.interrupting import InterruptedWorkError, interruptible
 from headrace.tablelayer.cli.options import Format, SqlFormat
 from headrace.tablelayer.cli.output import write_batches, write_parquet, write_rows
 from headrace.tablelayer.cli.progress import showing
-from headrace.tablelayer.client import Connection
+from headrace.tablelayer.client import Connection, stopping
 from headrace.tablelayer.sql.answer import Answer
 from headrace.tablelayer.sql.session import Session
 
@@ -51,17 +53,28 @@ def run_sql(
 
             run_prompt(connection, session, server, Format(output.value), show)
             return
-        if output is SqlFormat.PARQUET:
-            _write_parquet(connection, session, text, to)
-        elif to is None:
-            _run(connection, session, text, Format(output.value))
-        else:
-            with (
-                _replacing(to) as path,
-                path.open("w", encoding="utf-8") as written,
-                redirect_stdout(written),
-            ):
+
+        def work() -> None:
+            if output is SqlFormat.PARQUET:
+                _write_parquet(connection, session, text, to)
+            elif to is None:
                 _run(connection, session, text, Format(output.value))
+            else:
+                with (
+                    _replacing(to) as path,
+                    path.open("w", encoding="utf-8") as written,
+                    redirect_stdout(written),
+                ):
+                    _run(connection, session, text, Format(output.value))
+
+        try:
+            interruptible(work, lambda: session.written_count)
+        except InterruptedWorkError as error:
+            typer.echo(error.told, err=True)
+            if error.goes_on:
+                sys.stdout.flush()
+                os._exit(130)  # the work would keep the process
+            raise typer.Exit(130) from None
 
 
 @contextmanager
@@ -99,6 +112,7 @@ def _answers(connection: Connection, session: Session, sql: str) -> Iterator[Ans
     """Yield the answers of a text's statements, with progress on the terminal while each one runs."""
     running = session.run(sql)
     while True:
+        stopping.check()
         with showing(connection, session):
             answer = next(running, None)
         if answer is None:

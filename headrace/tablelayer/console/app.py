@@ -6,7 +6,7 @@ console's own connection, by the client properties that it was started with. It 
 A page of another origin cannot use the console. Requests must name a host that the console is known by (no DNS
 rebinding). Requests that change something must be JSON with the console's own Origin. Every answer limits what the page
 may load: its own scripts and styles, nothing inline, nothing from elsewhere. The page shows foreign names and values by
-`textContent`, never as markup. `textContent`, never markup.
+`textContent`, never as markup.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import json
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
 from contextlib import asynccontextmanager
+from decimal import Decimal
+from functools import partial
 from http import HTTPStatus
 from importlib.resources import files
 from typing import Any, Final
@@ -26,11 +28,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from headrace.tablelayer.client import ClientError, Connection, KafkaError, TableError
+from headrace.tablelayer.client import ClientError, Connection, KafkaError, TableError, stopping
 from headrace.tablelayer.console.access import Access
 from headrace.tablelayer.console.history import History
 from headrace.tablelayer.console.rights import Rights
 from headrace.tablelayer.console.routes import Endpoint, Parameter, RequestError, openapi
+from headrace.tablelayer.console.running import Running
 from headrace.tablelayer.console.tables import Query, Tables
 from headrace.tablelayer.console.views import Views, record_of
 
@@ -215,8 +218,10 @@ def endpoints(views: Views, tables: Tables, rights: Rights) -> list[Endpoint]:
         Endpoint(
             "POST",
             "/api/sql",
-            "Run one SELECT, EXPLAIN, SUMMARIZE, SHOW or DESCRIBE. The answer has at most 10,000 rows.",
+            "Run one SELECT, EXPLAIN, SUMMARIZE, SHOW or DESCRIBE. The answer has at most 10,000 rows. Close the "
+            "connection to stop it.",
             tables.sql,
+            is_query=True,
             body={"type": "object", "properties": {"query": _NAME}, "required": ["query"]},
         ),
         Endpoint("GET", "/api/groups", "Consumer groups with their lag.", views.groups),
@@ -295,12 +300,14 @@ def make_app(
     version: str,
     server: str,
     history: History | None = None,
+    running: Running | None = None,
 ) -> Asgi:
     """Make the application.
 
-    The caller closes `connection`. `server` is the name that the page shows. `history` None: its own.
+    The caller closes `connection`. `server` is the name that the page shows. `history` None: its own. `running` lets
+    the caller end what runs.
     """
-    known = history or History(lambda: connection)
+    known, running = history or History(lambda: connection), running or Running()
     views = Views(connection, known)
     declared = endpoints(views, Tables(connection, query), Rights(connection))
     document = openapi(declared, version)
@@ -336,13 +343,20 @@ def make_app(
             return _error("partition must be a whole number", 400)
         if not tails.acquire(blocking=False):
             return _error(f"{TAILS_MAX} live tails are running, which is the limit: try again later", 429)
+        stop = running.stop()
+
+        def release() -> None:
+            running.forget(stop)
+            tails.release()
+
         found = views.tail(request.path_params["topic"], int(text) if text else None)
         try:
-            first = await run_in_threadpool(next, found)
+            with stopping.running(stop):
+                first = await run_in_threadpool(next, found)
         except (KafkaError, ClientError, RequestError) as error:
-            tails.release()
+            release()
             return _error(_sentence(error), _status(error))
-        return StreamingResponse(_events(found, first, tails), media_type="text/event-stream")
+        return StreamingResponse(_events(found, first, stop, release), media_type="text/event-stream")
 
     routes = [
         Route("/healthz", alive),
@@ -350,7 +364,7 @@ def make_app(
         Route("/openapi.json", described),
         Route("/api/about", about),
         Route("/api/topics/{topic}/tail", tail),
-        *(_route(each, allow_writes) for each in declared),
+        *(_route(each, allow_writes, running) for each in declared),
         *(Route(path, _asset(name, kind)) for path, (name, kind) in _ASSETS.items()),
     ]
     return Guard(Starlette(routes=routes, lifespan=lifespan), access)
@@ -365,7 +379,7 @@ def _asset(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
     return answer
 
 
-def _route(endpoint: Endpoint, allow_writes: bool) -> Route:
+def _route(endpoint: Endpoint, allow_writes: bool, running: Running) -> Route:
     async def answer(request: Request) -> Response:
         if endpoint.writes and not allow_writes:
             return _error("the console only reads: start it with --allow-writes", 403)
@@ -373,7 +387,10 @@ def _route(endpoint: Endpoint, allow_writes: bool) -> Route:
             arguments = endpoint.arguments(dict(request.query_params))
             if endpoint.body is not None:
                 arguments["body"] = await _body(request)
-            return _json(await run_in_threadpool(endpoint.handle, **request.path_params, **arguments))
+            work = partial(endpoint.handle, **request.path_params, **arguments)
+            if endpoint.writes:
+                return _json(await run_in_threadpool(work))
+            return _json(await running.read(request, work, is_query=endpoint.is_query))
         except (RequestError, KafkaError, TableError, ClientError) as error:
             return _error(_sentence(error), _status(error))
 
@@ -397,13 +414,13 @@ async def _body(request: Request) -> Any:
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
             )
     try:
-        return json.loads(bytes(content))
+        return json.loads(bytes(content), parse_float=Decimal)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the request is not JSON: {error}") from None
 
 
 async def _events(
-    found: Iterator[Sequence[Any]], first: Sequence[Any], tails: threading.Semaphore
+    found: Iterator[Sequence[Any]], first: Sequence[Any], stop: stopping.Stop, release: Callable[[], None]
 ) -> AsyncIterator[bytes]:
     """Send one server-sent event for each record, and a comment if none came."""
     records: Sequence[Any] = first
@@ -414,11 +431,15 @@ async def _events(
                 if not records
                 else b"".join(b"data: " + _json(record_of(each)).body + b"\n\n" for each in records)
             )
-            records = await run_in_threadpool(next, found)
+            with stopping.running(stop):
+                records = await run_in_threadpool(next, found)
+    except stopping.Stopped:
+        return
     except (KafkaError, ClientError) as error:
         yield b"event: failed\ndata: " + bytes(_json({"error": _sentence(error)}).body) + b"\n\n"
     finally:
-        tails.release()
+        stop.set()
+        release()
 
 
 _STATUS: Final = {

@@ -13,7 +13,14 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.tablelayer.client import ClientError, Connection, KafkaError, TableError, UnsupportedRequest
+from headrace.tablelayer.client import (
+    ClientError,
+    Connection,
+    KafkaError,
+    TableError,
+    UnsupportedRequest,
+    stopping,
+)
 
 SECONDS_BETWEEN_LOOKS: Final = 5.0
 LOOKS_MAX: Final = 720
@@ -95,6 +102,7 @@ class History:
         self._points: deque[Point] = deque(maxlen=LOOKS_MAX)
         self._lock = threading.Lock()
         self._ended = threading.Event()
+        self._stop = stopping.Stop()
         self._thread = threading.Thread(target=self._run, name="console-history", daemon=True)
         self.trouble: str | None = None
 
@@ -103,18 +111,22 @@ class History:
 
     def close(self) -> None:
         self._ended.set()
+        self._stop.set()
         if self._thread.is_alive():
-            self._thread.join(timeout=10)
+            self._thread.join(timeout=1)
 
     def _run(self) -> None:
-        while True:
+        with stopping.running(self._stop):
+            self._look_again_and_again()
+
+    def _look_again_and_again(self) -> None:
+        while not self._ended.is_set():
             try:
                 self.add(look(self._connection(), time.monotonic(), int(time.time() * 1000)))
                 self.trouble = None
             except (KafkaError, ClientError, TableError, OSError) as error:
                 self.trouble = str(error)
-            if self._ended.wait(self._seconds):
-                return
+            self._ended.wait(self._seconds)
 
     def add(self, latest: Look) -> None:
         with self._lock:

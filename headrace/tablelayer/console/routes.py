@@ -38,6 +38,8 @@ class Endpoint(msgspec.Struct, frozen=True):
     handle: Callable[..., Any]
     parameters: Sequence[Parameter] = ()
     writes: bool = False
+    is_query: bool = False
+    """Whether a limited number of such requests runs at a time."""
     body: Mapping[str, Any] | None = None
     """JSON Schema of the request's body."""
 

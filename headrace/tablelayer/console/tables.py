@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import reduce
-from http import HTTPStatus
 from operator import and_
 from typing import Any, Final
 
@@ -16,7 +14,7 @@ import pyarrow.compute as pc
 
 from headrace.tablelayer.client import Connection, Table, UnsupportedRequest
 from headrace.tablelayer.console.routes import RequestError
-from headrace.tablelayer.console.values import plain, rows_of
+from headrace.tablelayer.console.values import json_of, plain, rows_of
 from headrace.tablelayer.model.batches.batch import ChangeType
 from headrace.tablelayer.model.ddl import create_table_sql
 from headrace.tablelayer.model.errors import RowError
@@ -31,7 +29,6 @@ CHANGES_MAX: Final = 100
 CHANGES_LOOKED_AT_MAX: Final = 100_000
 """The newest changes of each bucket that are searched for one key."""
 SQL_ROWS_MAX: Final = 10_000
-SQL_AT_ONCE: Final = 2
 _EARLIEST: Final = "earliest"
 
 Query = Callable[[Connection, str], "pa.Table | pa.RecordBatchReader"]
@@ -42,7 +39,6 @@ class Tables:
     def __init__(self, connection: Connection, query: Query) -> None:
         self._connection = connection
         self._query = query
-        self._queries = threading.Semaphore(SQL_AT_ONCE)
 
     def listed(self) -> dict[str, Any]:
         admin = self._connection.admin
@@ -195,11 +191,6 @@ class Tables:
         text = body.get("query") if isinstance(body, dict) else None
         if not isinstance(text, str) or not text.strip():
             raise RequestError('send {"query": "SELECT ..."}')
-        if not self._queries.acquire(timeout=5):
-            raise RequestError(
-                f"{SQL_AT_ONCE} queries are running, which is the limit: try again later",
-                HTTPStatus.TOO_MANY_REQUESTS,
-            )
         began = time.monotonic()
         try:
             answer = self._query(self._connection, text)
@@ -207,8 +198,6 @@ class Tables:
             rows, more = _first(batches, answer.schema, SQL_ROWS_MAX)
         except ValueError as error:
             raise RequestError(str(error)) from None
-        finally:
-            self._queries.release()
         return {**rows_of(rows), "more": more, "ms": round((time.monotonic() - began) * 1000, 1)}
 
     @staticmethod
@@ -225,7 +214,7 @@ class Tables:
         rows = body.get(name) if isinstance(body, dict) else None
         if not isinstance(rows, list) or not 1 <= len(rows) <= WRITTEN_MAX:
             raise RequestError(f'send {{"{name}": [{{...}}]}} with 1 to {WRITTEN_MAX} objects')
-        return Tables._rows([json.dumps(each) for each in rows], columns)
+        return Tables._rows([json_of(each).decode() for each in rows], columns)
 
     @staticmethod
     def _rows(texts: list[str], columns: Iterable[Column]) -> pa.Table:

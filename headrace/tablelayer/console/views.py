@@ -14,7 +14,7 @@ from headrace.tablelayer.client.admin.produce import OutgoingRecord
 from headrace.tablelayer.client.admin.record_json import record_from_json
 from headrace.tablelayer.console.history import History
 from headrace.tablelayer.console.routes import RequestError
-from headrace.tablelayer.console.values import text_of
+from headrace.tablelayer.console.values import json_of, text_of
 from headrace.tablelayer.lake.coordinator import list_lake
 
 EARLIEST: Final = -2
@@ -482,9 +482,7 @@ def matches(record: KafkaRecord, key: str | None, contains: str | None) -> bool:
 
 
 def _outgoing(entry: Any) -> OutgoingRecord:
-    import msgspec
-
     try:
-        return record_from_json(msgspec.json.encode(entry))
+        return record_from_json(json_of(entry))
     except ValueError as error:
         raise RequestError(f"a record {error}") from None

@@ -17,6 +17,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
+from headrace.tablelayer.client import stopping
 from headrace.tablelayer.model.ddl import Select
 from headrace.tablelayer.sql.errors import SqlError, near
 from headrace.tablelayer.sql.sources import Source
@@ -33,13 +34,16 @@ _UNKNOWN_COLUMN = (
 
 
 def connect(*, files: bool = True) -> Any:
-    """Make a DuckDB database in UTC that does not see this process's variables.
+    """Make a DuckDB database in UTC that does not see this process's variables. A `Stop` interrupts its queries.
 
     `files` says whether its statements may use files of this machine and connect to other machines.
     """
     import duckdb
 
     database = duckdb.connect()
+    stop = stopping.current()
+    if stop is not None:
+        stop.add(database.interrupt)
     database.execute("SET TimeZone = 'UTC'; SET python_enable_replacements = false")
     folder = os.path.join(tempfile.gettempdir(), f"headrace-sql-{uuid4().hex}")
     database.execute("SET temp_directory = $folder", {"folder": folder})
@@ -236,11 +240,18 @@ class Arriving:
 
     def __init__(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
         self.error: Exception | None = None
+        self._stop = stopping.current()
         self.reader = pa.RecordBatchReader.from_batches(schema, self._keeping(batches))
 
     def _keeping(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = iter(batches)
         try:
-            yield from batches
+            while True:
+                with stopping.running(self._stop):  # DuckDB reads in threads of its own
+                    batch = next(rows, None)
+                if batch is None:
+                    return
+                yield batch
         except Exception as error:
             self.error = error
             raise

@@ -9,13 +9,13 @@ arrive. If a row does not fit, the rows before it are written, and the error say
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.tablelayer.client import Connection, DataError, Table
+from headrace.tablelayer.client import Connection, DataError, Table, stopping
 from headrace.tablelayer.client.write.conform import conform
 from headrace.tablelayer.model.ddl import (
     CreateTableAs,
@@ -41,6 +41,9 @@ from headrace.tablelayer.sql.errors import SqlError
 from headrace.tablelayer.sql.types import quoted
 
 _ROWS_AT_ONCE = 200_000
+_LOOK_SECONDS = 0.05
+_LAST_WRITE_SECONDS = 0.1
+"""Time that a write gets to end when its statement is stopped."""
 _SPEED_FROM_ROWS = 100_000
 """Number of rows from which a rate is shown."""
 
@@ -87,7 +90,11 @@ class Writes:
             }
             for values in statement.rows
         ]
-        self.rows(table, rows, names, named=statement.columns is not None)
+        try:
+            self.rows(table, rows, names, named=statement.columns is not None)
+        except stopping.Stopped as error:
+            error.add_note(f"{count_text(len(rows), 'may be written')}")
+            raise
         return len(rows)
 
     def _worked_out(
@@ -148,26 +155,44 @@ class Writes:
             )
 
     def _each_written(self, pieces: Iterator[pa.Table], write: Callable[[pa.Table], Any]) -> int:
-        """Write each piece while the next one is made; return the number of rows. An error has a note with it."""
+        """Write each piece while the next one is made; return the number of rows. An error has a note with it.
+
+        When the work is stopped, a piece that is not written soon is given up: some of its rows may be written.
+        """
         self.written_count = written = 0
         with ThreadPoolExecutor(1, thread_name_prefix="headrace-sql-write") as writer:
             under_way: tuple[int, Future[Any]] | None = None
+            giving_up = stopping.Stop()
+
+            def write_one(piece: pa.Table) -> None:
+                with stopping.running(giving_up):
+                    write(piece)
+
             try:
                 for piece in pieces:
+                    stopping.check()
                     if under_way is not None:
-                        under_way[1].result()
+                        _await(under_way[1])
                         self.written_count = written = written + under_way[0]
                         under_way = None
                     if piece.num_rows:
-                        under_way = piece.num_rows, writer.submit(write, piece)
+                        under_way = piece.num_rows, writer.submit(write_one, piece)
                 if under_way is not None:
-                    under_way[1].result()
+                    _await(under_way[1])
                     written += under_way[0]
             except Exception as error:
-                if under_way is not None and not under_way[1].exception():
-                    written += under_way[0]
-                if written:
-                    error.add_note(f"{count_text(written, 'written')} before the error")
+                more = 0
+                if under_way is not None:
+                    is_written = _outcome(under_way[1], giving_up)
+                    written += under_way[0] if is_written else 0
+                    more = under_way[0] if is_written is None else 0
+                stop = stopping.current()
+                is_stopped = stop is not None and stop.is_set
+                if written or is_stopped:
+                    end = "the interruption" if is_stopped else "the error"
+                    error.add_note(f"{count_text(written, 'written')} before {end}")
+                if more:
+                    error.add_note(f"some of the next {count_text(more, '').rstrip()} may be written, too")
                 raise
         return written
 
@@ -184,8 +209,10 @@ class Writes:
         try:
             table = self._connection.table(statement.path)
             return self.answered(table, answer, answer.schema.names)
-        except BaseException:
-            admin.drop_table(statement.path, if_exists=True)
+        except BaseException as error:
+            with stopping.running(None):
+                admin.drop_table(statement.path, if_exists=True)
+            error.add_note(f"table {statement.path} was dropped")
             raise
 
     def update(self, statement: Update) -> int:
@@ -302,6 +329,25 @@ class Writes:
             path = table.path.of_partition(partition) if partition else table.path
             self._connection.kafka.delete_records(path.topic, offsets)
         return count
+
+
+def _await(write: Future[Any]) -> None:
+    """Wait for a write. Raises its error, and Stopped."""
+    while stopping.current() is not None and not wait([write], _LOOK_SECONDS).done:
+        stopping.check()
+    write.result()
+
+
+def _outcome(write: Future[Any], giving_up: stopping.Stop) -> bool | None:
+    """Return whether a write that is under way was carried out; None if it was given up and is not known."""
+    stop = stopping.current()
+    if stop is None or not stop.is_set:
+        return write.exception() is None
+    try:
+        return write.exception(_LAST_WRITE_SECONDS) is None
+    except TimeoutError:
+        giving_up.set()
+        return None
 
 
 def _names(table: Table, columns: Sequence[str] | None) -> list[str]:

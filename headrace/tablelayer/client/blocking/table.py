@@ -11,6 +11,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import pyarrow as pa
 
+from headrace.tablelayer.client import stopping
 from headrace.tablelayer.client.blocking.waiting import LoopThread, Waiting, waits
 from headrace.tablelayer.client.errors import ConnectionClosed
 from headrace.tablelayer.client.read.part_scan import ScanBatch
@@ -273,7 +274,7 @@ class Scan:
         """Stop reading ahead. Idempotent. Closing the connection does it, too."""
         if not self._ended:
             self._ended = True
-            with suppress(ConnectionClosed):
+            with suppress(ConnectionClosed), stopping.running(None):
                 self._loop.run(self._scan.close())
 
     def __del__(self) -> None:

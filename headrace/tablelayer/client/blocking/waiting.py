@@ -10,6 +10,7 @@ from concurrent.futures import CancelledError, Future
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from headrace.tablelayer.client import stopping
 from headrace.tablelayer.client.errors import ConnectionClosed
 
 T = TypeVar("T")
@@ -41,7 +42,9 @@ class LoopThread:
         return self._stopped
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the loop and wait for it. An interrupt (Ctrl-C) of the caller cancels it."""
+        """Run a coroutine in the loop and wait for it. An interrupt (Ctrl-C) of the caller cancels it, and so does the
+        `Stop` of the caller's work, which raises Stopped.
+        """
         if self._pid != os.getpid():
             coroutine.close()
             raise RuntimeError("this connection was made before a fork: make a new one in each process")
@@ -51,15 +54,21 @@ class LoopThread:
         future = self._give(coroutine)
         if future is None:
             raise ConnectionClosed("the connection is closed")
+        stop, release = stopping.current(), None
         try:
+            release = None if stop is None else stop.add(future.cancel)
             return future.result()
         except CancelledError:
             if self._stopped:
                 raise ConnectionClosed("the connection is closed") from None
+            stopping.check()
             raise
         except BaseException:
             future.cancel()
             raise
+        finally:
+            if release is not None:
+                release()
 
     def start(self, coroutine: Coroutine[Any, Any, object]) -> None:
         """Start a coroutine without waiting. Do nothing if the loop has stopped or belongs to another process."""

@@ -1,5 +1,5 @@
 // The pages of the console, one for each first part of the address behind #.
-import { ask, bars, count, failure, field, grid, h, moment, part, plot, query, rowsGrid, send, shown, size, span, tabs } from "./parts.js";
+import { ask, bars, count, failure, field, grid, h, moment, newest, part, plot, query, rowsGrid, send, shown, size, span, tabs } from "./parts.js";
 
 const main = document.getElementById("main");
 let about = { writes: false, version: "", server: "" };
@@ -56,10 +56,14 @@ async function topics([name, tab]) {
     ["health", (each) => (each.offline ? h("span", { class: "bad" }, `${count(each.offline)} without a leader`) : each.under_replicated ? h("span", { class: "bad" }, `${count(each.under_replicated)} not in sync`) : "")], ["log", (each) => size(each.bytes), "number"],
     ["records a second", (each) => count(each.records_per_second), "number"]],
   found.filter((each) => each.name.includes(filter.value)), "Topics"));
-  const fill = async () => { found = (await ask(`/api/topics${query({ internal })}`)).topics; draw(); };
+  const begin = newest();
+  const fill = async () => {
+    const signal = begin(), answer = await ask(`/api/topics${query({ internal })}`, { signal });
+    if (!signal.aborted) { found = answer.topics; draw(); }
+  };
   await fill();
   return [h("h1", {}, "Topics"), h("form", { onsubmit: (event) => event.preventDefault() }, field("Filter", filter),
-    field("internal topics", h("input", { type: "checkbox", onchange: (event) => { internal = event.target.checked; fill(); } }), "check")), list];
+    field("internal topics", h("input", { type: "checkbox", onchange: (event) => { internal = event.target.checked; fill().catch(() => {}); } }), "check")), list];
 }
 
 async function topic(name, tab) {
@@ -108,6 +112,7 @@ function browser(at, found) {
   const asTable = h("input", { type: "checkbox", onchange: () => draw() });
   const more = h("button", { type: "button", onclick: () => load(true) }, "More"), live = h("button", { type: "button", onclick: () => tail() }, "Live tail");
   let records = [], next = null, source = null;
+  const begin = newest();
 
   const columns = [["partition", (each) => each.partition, "number"], ["offset", (each) => each.offset, "number"], ["time (UTC)", (each) => moment(each.timestamp_ms), "time"],
     ["key", (each) => text(each.key), "code"], ["value", (each) => one(each), "code"]];
@@ -122,6 +127,7 @@ function browser(at, found) {
   const draw = () => list.replaceChildren(asTable.checked ? fields() : grid(columns, records, "Records"));
   async function load(further) {
     stop();
+    const signal = begin();
     state.textContent = "Reading …";
     try {
       const wanted = { partition: partition.value, key: key.value, contains: contains.value, limit: limit.value };
@@ -130,19 +136,20 @@ function browser(at, found) {
       else if (kind === "newest") wanted.newest = true;
       else if (kind === "offset") wanted.offset = where.value;
       else if (kind === "timestamp") wanted.timestamp = Date.parse(where.value.includes("Z") || /[+-]\d\d:?\d\d$/.test(where.value) ? where.value : `${where.value}Z`) || where.value;
-      const answer = await ask(`${at}/records${query(wanted)}`);
+      const answer = await ask(`${at}/records${query(wanted)}`, { signal });
+      if (signal.aborted) return;
       records = answer.records; next = answer.next;
       more.disabled = answer.complete || !partition.value || kind === "newest";
       more.title = partition.value ? "" : "choose a partition to continue from the last record";
       const dark = answer.without_leader.length ? `; without a leader, and left out: ${answer.without_leader.join(", ")}` : "";
       state.textContent = `${count(records.length)} records of ${count(answer.looked_at)} looked at${answer.complete ? "" : "; there are more"}${dark}`;
       draw();
-    } catch (error) { state.textContent = ""; list.replaceChildren(failure(error)); }
+    } catch (error) { if (!signal.aborted) { state.textContent = ""; list.replaceChildren(failure(error)); } }
   }
   function stop() { if (source) { source.close(); source = null; live.textContent = "Live tail"; live.setAttribute("aria-pressed", "false"); } }
   function tail() {
     if (source) { stop(); state.textContent = "Stopped."; return; }
-    records = []; draw();
+    begin.stop(); records = []; draw();
     source = new EventSource(`${at}/tail${query({ partition: partition.value })}`);
     live.textContent = "Stop"; live.setAttribute("aria-pressed", "true"); state.textContent = "Waiting for new records …";
     source.onmessage = (event) => {
@@ -155,7 +162,7 @@ function browser(at, found) {
     };
     source.addEventListener("failed", (event) => { stop(); state.textContent = JSON.parse(event.data).error; });
   }
-  leave = stop;
+  leave = () => { stop(); begin.stop(); };
   load(false);
   return h("section", {}, h("form", { onsubmit: (event) => { event.preventDefault(); load(false); } }, field("From", from), field("Offset or time (UTC)", where),
     field("Partition", partition), field("Key", key), field("Value contains", contains), field("At most", limit),
@@ -213,22 +220,29 @@ async function table(name, tab) {
 
 function rows(at, found, keyed) {
   const left = h("section", {}), right = h("section", {}), key = h("input", { placeholder: found.primary_key.length > 1 ? `{"${found.primary_key.join('": …, "')}": …}` : found.primary_key[0] });
-  const some = async () => {
-    left.replaceChildren(h("h2", {}, "Some rows"), rowsGrid(await ask(`${at}/rows?limit=50`), "Rows"));
+  const begin = newest();
+  leave = begin.stop;
+  const some = async (signal = begin()) => {
+    const found = await ask(`${at}/rows?limit=50`, { signal });
+    if (signal.aborted) return;
+    left.replaceChildren(h("h2", {}, "Some rows"), rowsGrid(found, "Rows"));
     right.replaceChildren(h("h2", {}, "Changes of a key"), h("p", { class: "soft" }, "Look up a row to see its changes."));
   };
   const look = async (event) => {
     event.preventDefault();
+    const signal = begin();
     try {
-      if (!key.value) { await some(); return; }
-      const [row, changes] = await Promise.all([ask(`${at}/rows${query({ key: key.value })}`), ask(`${at}/changes${query({ key: key.value })}`)]);
+      if (!key.value) { await some(signal); return; }
+      const [row, changes] = await Promise.all([ask(`${at}/rows${query({ key: key.value })}`, { signal }), ask(`${at}/changes${query({ key: key.value })}`, { signal })]);
+      if (signal.aborted) return;
       left.replaceChildren(h("h2", {}, "Row"), row.rows.length ? grid([["column", (each) => each[0], "code"], ["value", (each) => shown(each[1]), "code"]],
         row.columns.map((column, index) => [column.name, row.rows[0][index]]), "Row") : h("p", {}, "The row does not exist."));
       right.replaceChildren(h("h2", {}, "Changes, newest first"), grid([["change", (each) => each.change, "code"], ["time (UTC)", (each) => moment(each.timestamp_ms), "time"],
         ["offset", (each) => each.offset, "number"], ...changes.columns.map((column, index) => [column.name, (each) => shown(each.row[index]), "code"])], changes.changes, "Changes"));
-    } catch (error) { left.replaceChildren(failure(error)); right.replaceChildren(); }
+    } catch (error) { if (!signal.aborted) { left.replaceChildren(failure(error)); right.replaceChildren(); } }
   };
-  some().catch((error) => left.replaceChildren(failure(error)));
+  const first = begin();
+  some(first).catch((error) => { if (!first.aborted) left.replaceChildren(failure(error)); });
   if (!keyed) return left;
   return h("div", {}, h("form", { onsubmit: look }, field("Primary key", key), h("button", { class: "main", type: "submit" }, "Look up")), h("div", { class: "two" }, left, right));
 }
@@ -237,8 +251,8 @@ function writing(at, keyed) {
   const value = h("textarea", { "aria-label": "Rows as JSON" }), said = h("div", { role: "status" });
   const act = async (method, name, word) => {
     try {
-      const given = JSON.parse(value.value);
-      const answer = await send(`${at}/rows`, { [name]: Array.isArray(given) ? given : [given] }, method);
+      const rows = Array.isArray(JSON.parse(value.value)) ? value.value : `[${value.value}]`;
+      const answer = await send(`${at}/rows`, `{"${name}": ${rows}}`, method);
       said.replaceChildren(h("p", { class: "good" }, `${count(answer[word])} rows ${word}.`));
     } catch (error) { said.replaceChildren(failure(error)); }
   };
@@ -251,22 +265,31 @@ function writing(at, keyed) {
 let lastQuery = "";
 function sql() {
   const text = h("textarea", { "aria-label": "Query", spellcheck: "false", value: lastQuery, placeholder: "SELECT name, count(*) FROM fruit GROUP BY name" });
-  const result = h("div", { "aria-live": "polite" });
+  const result = h("div", { "aria-live": "polite" }), begin = newest();
+  const cancel = h("button", { type: "button", disabled: true, onclick: () => begin.stop() }, "Cancel");
   const run = async (before = "") => {
+    const signal = begin();
     lastQuery = text.value;
+    cancel.disabled = false;
     result.replaceChildren(h("p", { class: "soft" }, "Running …"));
     try {
-      const found = await send("/api/sql", { query: before + text.value });
+      const found = await send("/api/sql", { query: before + text.value }, "POST", signal);
+      if (signal.aborted) return;
       const numeric = found.columns.findLastIndex((column) => /^(u?int|float|double|decimal)/.test(column.type));
       const chart = numeric > 0 && found.rows.length > 1 ? h("section", {}, h("h2", {}, `${found.columns[numeric].name} by ${found.columns[0].name}`),
         bars(found.columns[numeric].name, found.rows.slice(0, 20).map((row) => [row[0], Number(row[numeric]) || 0]))) : "";
       result.replaceChildren(h("p", { class: "soft" }, `${count(found.rows.length)} rows${found.more ? " (there are more)" : ""} in ${found.ms} ms`),
         h("section", {}, rowsGrid(found, "Result")), chart);
-    } catch (error) { result.replaceChildren(h("pre", { class: "error", role: "alert" }, error.message)); }
+    } catch (error) {
+      if (begin.current() !== signal) return;
+      result.replaceChildren(signal.aborted ? h("p", { class: "soft" }, "Cancelled.") : h("pre", { class: "error", role: "alert" }, error.message));
+    }
+    if (begin.current() === signal) cancel.disabled = true;
   };
+  leave = begin.stop;
   text.addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); run(); } });
   return [h("h1", {}, "SQL"), h("section", {}, h("form", { onsubmit: (event) => { event.preventDefault(); run(); } }, field("One SELECT over tables and topics (Ctrl+Enter runs it)", text, "wide"),
-    h("button", { class: "main", type: "submit" }, "Run"), h("button", { type: "button", onclick: () => run("EXPLAIN ") }, "Plan"))), result];
+    h("button", { class: "main", type: "submit" }, "Run"), h("button", { type: "button", onclick: () => run("EXPLAIN ") }, "Plan"), cancel)), result];
 }
 
 // -- groups -----------------------------------------------------------------------------------------------

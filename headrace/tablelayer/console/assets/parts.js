@@ -20,8 +20,19 @@ export async function ask(path, options) {
   return found;
 }
 
-export const send = (path, body, method = "POST") =>
-  ask(path, { method, headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
+// A body that is a text is JSON already: its numbers keep all their digits.
+export const send = (path, body, method = "POST", signal = null) =>
+  ask(path, { method, headers: { "content-type": "application/json" }, body: typeof body === "string" ? body : JSON.stringify(body), signal });
+
+// Returns a function for the beginning of each run. It stops the run before, whose answer is not wanted any more, and
+// returns the signal of the new one: `signal.aborted` is true as soon as another run has begun.
+export function newest() {
+  let last = null;
+  const begin = () => { if (last) last.abort(); last = new AbortController(); return last.signal; };
+  begin.stop = () => { if (last) last.abort(); };
+  begin.current = () => last && last.signal;
+  return begin;
+}
 
 export const part = encodeURIComponent;
 export const query = (values) => {

@@ -282,6 +282,27 @@ def test_writes(connection: Connection) -> None:
     assert connection.kafka.describe_group("other").positions["clicks", 0] == 3
 
 
+def test_numbers_of_a_request_keep_their_digits(connection: Connection) -> None:
+    connection.execute("CREATE TABLE exact (id BIGINT, price DECIMAL(30, 10), PRIMARY KEY (id) NOT ENFORCED)")
+    client, price = client_of(connection, writes=True), "12345678901234567890.0123456789"
+    answer = client.post(
+        "/api/tables/default.exact/rows",
+        content=f'{{"rows": [{{"id": 9007199254740993, "price": {price}}}]}}',
+        headers={"content-type": "application/json"},
+    )
+    assert answer.json() == {"written": 1}
+    (row,) = connection.table("default.exact").to_arrow().to_pylist()
+    assert (row["id"], str(row["price"])) == (9007199254740993, price)
+    connection.kafka.create_topic("exact")
+    client.post(
+        "/api/topics/exact/records",
+        content=f'{{"records": [{{"value": {{"price": {price}}}}}]}}',
+        headers={"content-type": "application/json"},
+    )
+    ((record,), _) = connection.kafka.read("exact", {0: 0})
+    assert record.value == f'{{"price":{price}}}'.encode()
+
+
 def test_the_state_of_buckets_and_its_snapshots_are_shown(get: Any, connection: Connection) -> None:
     deadline = time.monotonic() + 60
     while True:
@@ -522,10 +543,13 @@ def test_values_lose_nothing_on_the_way_to_a_browser() -> None:
 
 
 def test_rates_are_of_the_last_two_looks() -> None:
-    def look(at: float, ends: dict[str, int], cpu_ms: int = 0) -> Look:
+    def look(at: float, ends: dict[str, dict[int, int]], cpu_ms: int = 0) -> Look:
         return Look(at, int(at * 1000), ends, {"a": 5}, len(ends), {(0, 7): cpu_ms}, 100)
 
-    before, after = look(10.0, {"a": 100, "b": 50}), look(12.0, {"a": 140, "b": 10, "c": 4}, 500)
+    before, after = (
+        look(10.0, {"a": {0: 100}, "b": {0: 50}}),
+        look(12.0, {"a": {0: 140}, "b": {0: 10}, "c": {0: 1, 1: 3}}, 500),
+    )
     assert rates(before, after) == {"a": 20.0, "b": 5.0, "c": 2.0}
     history = History(lambda: None)  # type: ignore[arg-type, return-value]
     assert (history.rates(), history.points()) == ({}, [])

@@ -1,0 +1,89 @@
+"""Work of a command that Ctrl-C ends at once, whatever it does: it runs in a thread, and this one waits.
+
+A thread that computes in a library does not hear Ctrl-C. So the thread of the work is told to stop
+(`client.stopping`), and is left behind if it does not end soon.
+"""
+
+from __future__ import annotations
+
+import sys
+import termios
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import copy_context
+
+from headrace.tablelayer.client import stopping
+
+_PATIENCE_SECONDS = 0.15
+_REPEAT_SECONDS = 0.03
+
+
+class InterruptedWorkError(Exception):
+    """Ctrl-C was pressed. `told` is for the user; `goes_on`: the thread has not ended yet."""
+
+    def __init__(self, told: str, *, goes_on: bool) -> None:
+        super().__init__(told)
+        self.told = told
+        self.goes_on = goes_on
+
+
+def interruptible(work: Callable[[], None], written: Callable[[], int]) -> None:
+    """Run some work to its end. Raises its error, and InterruptedWorkError after Ctrl-C.
+
+    `written` returns the number of rows that the running statement has written so far.
+    """
+    stop, ended, errors = stopping.Stop(), threading.Event(), list[BaseException]()
+
+    def run() -> None:
+        try:
+            with stopping.running(stop):
+                work()
+        except BaseException as error:  # noqa: BLE001 - the waiting thread raises it
+            errors.append(error)
+        finally:
+            ended.set()
+
+    context = copy_context()
+    worker = threading.Thread(target=context.run, args=(run,), name="headrace-work", daemon=True)
+    with _without_echo():
+        worker.start()
+        try:
+            ended.wait()
+        except KeyboardInterrupt:
+            pass
+        else:
+            if errors:
+                raise errors[0]
+            return
+        with suppress(KeyboardInterrupt):  # pressed again
+            for _ in range(round(_PATIENCE_SECONDS / _REPEAT_SECONDS)):
+                stop.set()
+                if ended.wait(_REPEAT_SECONDS):
+                    break
+        stop.set()
+    lines = ["interrupted"]
+    if errors:
+        lines += getattr(errors[0], "__notes__", ())
+    elif not ended.is_set() and (count := written()):
+        lines.append(f"{count} rows written before the interruption")
+        lines.append("some of the next rows may be written, too")
+    raise InterruptedWorkError("\n".join(lines), goes_on=not ended.is_set())
+
+
+@contextmanager
+def _without_echo() -> Iterator[None]:
+    """Keep typed text from the terminal, where the progress is shown; the next prompt gets it."""
+    try:
+        number = sys.stdin.fileno()
+        before = termios.tcgetattr(number)
+    except (OSError, ValueError, AttributeError, termios.error):  # it is not a terminal
+        yield
+        return
+    quiet = before.copy()
+    quiet[3] &= ~termios.ECHO
+    termios.tcsetattr(number, termios.TCSANOW, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(number, termios.TCSANOW, before)

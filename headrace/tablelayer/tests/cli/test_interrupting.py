@@ -1,0 +1,115 @@
+"""Ctrl-C during a statement, at the prompt and with -e, on a terminal."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pexpect
+import pytest
+
+from headrace.tablelayer.client import connect
+from headrace.tablelayer.client.stopping import Stop, Stopped, running
+from headrace.tablelayer.sql.session import Session
+from headrace.tablelayer.tests.cli.conftest import ROOT
+
+pytestmark = pytest.mark.slow
+LONG = "SELECT sum(a.range * b.range % 7) FROM range(100000000) a, range(100000) b"
+
+
+@pytest.fixture
+def spawned(server: str, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Return a function that starts `headrace sql` on a terminal."""
+    children = []
+
+    def start(*words: str) -> Any:
+        child = pexpect.spawn(
+            sys.executable, ["-m", "headrace.tablelayer.cli.main", "sql", "-s", server, *words],
+            cwd=str(ROOT), encoding="utf-8", timeout=60, dimensions=(40, 100),
+            env={**os.environ, "HOME": str(tmp_path), "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"},
+        )  # fmt: skip
+        children.append(child)
+        return child
+
+    yield start
+    for child in children:
+        child.close(force=True)
+
+
+def test_the_prompt_lives_on_and_what_is_typed_meanwhile_is_not_in_the_progress(
+    spawned: Callable[..., Any],
+) -> None:
+    child = spawned()
+    child.expect("default>")
+    child.send(f"{LONG};\r")
+    child.expect(r"0 rows read, 1 s")
+    child.send("SELECT typed")
+    child.expect(r"0 rows read, 2 s")
+    assert "typed" not in child.before, "nothing of it is in the line of the progress"
+    child.sendintr()
+    child.expect("interrupted")
+    child.expect("default>")
+    child.send("SELECT 40 + 2;\r")
+    child.expect("42")
+    child.expect("1 row")
+    child.send("\\q\r")
+    child.expect(pexpect.EOF)
+
+
+def test_a_statement_of_the_command_line_ends_with_130(spawned: Callable[..., Any]) -> None:
+    child = spawned("-e", LONG)
+    child.expect(r"0 rows read, 1 s")
+    child.sendintr()
+    child.expect("interrupted")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 130
+
+
+def test_an_interrupted_insert_says_how_many_rows_were_written(
+    server: str, spawned: Callable[..., Any]
+) -> None:
+    with connect(server) as connection:
+        connection.execute("CREATE TABLE interrupted (k BIGINT, v BIGINT)")
+        child = spawned("-e", "INSERT INTO interrupted SELECT range, range * 2 FROM range(100000000000)")
+        child.expect(r"\d+ rows written, ")
+        child.sendintr()
+        child.expect(r"interrupted\s+(\d+) rows written before the interruption\s")
+        said = int(child.match[1])
+        child.expect(pexpect.EOF)
+        more = re.search(r"some of the next( \d+)? rows may be written, too", child.before)
+        child.close()
+        assert child.exitstatus == 130
+        assert said > 0
+        assert said <= connection.table("interrupted").count() <= said + (200_000 if more else 0)
+
+
+def test_stopped_work_ends_in_a_client_s_call_and_a_table_that_was_begun_is_dropped(server: str) -> None:
+    with connect(server) as connection:
+        stop, begun = Stop(), threading.Event()
+        told = list[BaseException]()
+
+        def create() -> None:
+            session = Session(connection)
+            with running(stop):
+                try:
+                    begun.set()
+                    session.query("CREATE TABLE half AS SELECT range AS k FROM range(100000000000)")
+                except Stopped as error:
+                    told.append(error)
+
+        worker = threading.Thread(target=create)
+        worker.start()
+        begun.wait(60)
+        while worker.is_alive():
+            stop.set()
+            worker.join(0.05)
+        assert not connection.admin.table_exists("default.half")
+        with running(stop), pytest.raises(Stopped):
+            connection.admin.list_databases()
+        assert "default" in connection.admin.list_databases(), "only the stopped work cannot ask"
