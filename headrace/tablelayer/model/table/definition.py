@@ -88,6 +88,10 @@ class TablePath:
 
     database: str
     table: str
+    topic: str = field(init=False, repr=False, compare=False)
+    """Name of the table's topic."""
+    partition: str | None = field(init=False, repr=False, compare=False)
+    """Name of the partition; None for a table."""
 
     def __post_init__(self) -> None:
         check_name("database", self.database)
@@ -95,21 +99,13 @@ class TablePath:
         check_name("table", name)
         if dot:
             check_partition_name(partition)
+        object.__setattr__(self, "topic", f"{self.database}.{self.table}")
+        object.__setattr__(self, "partition", partition or None)
         if len(self.topic) > MAX_TOPIC_LENGTH:
             raise _invalid(f"'{self.topic}' is longer than {MAX_TOPIC_LENGTH} characters, a topic's limit")
 
     def __str__(self) -> str:
         return self.topic
-
-    @property
-    def topic(self) -> str:
-        """Name of the table's topic."""
-        return f"{self.database}.{self.table}"
-
-    @property
-    def partition(self) -> str | None:
-        """Name of the partition; None for a table."""
-        return self.table.partition(".")[2] or None
 
     @property
     def whole(self) -> TablePath:
@@ -155,6 +151,10 @@ class TableDefinition:
     partition_keys: tuple[str, ...] = ()
     settings: TableOptions = field(init=False, repr=False, compare=False)
     versions: SchemaVersions = field(init=False, repr=False, compare=False)
+    is_primary_key_table: bool = field(init=False, repr=False, compare=False)
+    """Whether rows have a key, for upserts, deletes and lookups; otherwise it is a log table."""
+    is_partitioned: bool = field(init=False, repr=False, compare=False)
+    """Whether this is a whole table that consists of partitions and has no rows of its own."""
 
     def __post_init__(self) -> None:
         given = dict(self.options)
@@ -181,6 +181,8 @@ class TableDefinition:
             ("settings", TableOptions(normal)),
             ("history", tuple(self.history)),
             ("versions", SchemaVersions([*self.history, schema])),
+            ("is_primary_key_table", bool(schema.primary_key)),
+            ("is_partitioned", bool(self.partition_keys) and self.path.partition is None),
         ):
             object.__setattr__(self, name, value)
         _validate(self)
@@ -209,11 +211,6 @@ class TableDefinition:
         return TableDefinition, (*first, self.table_id, self.history, self.partition_keys)
 
     @property
-    def is_primary_key_table(self) -> bool:
-        """Whether rows have a key, for upserts, deletes and lookups; otherwise it is a log table."""
-        return bool(self.schema.primary_key)
-
-    @property
     def takes_some_columns(self) -> bool:
         """Whether partial updates are possible (R6.9)."""
         return self.settings.merge_engine in (None, MergeEngine.AGGREGATION)
@@ -235,16 +232,12 @@ class TableDefinition:
         """The lake whose own function gives a row its bucket; None: the hash of the encoded bucket key."""
         return self.settings.datalake_format
 
-    @property
-    def is_partitioned(self) -> bool:
-        """Whether this is a whole table that consists of partitions and has no rows of its own."""
-        return bool(self.partition_keys) and self.path.partition is None
-
     def of_partition(self, name: str, table_id: UUID | None, bucket_count: int = 0) -> TableDefinition:
         """Return one partition as a table. `bucket_count` 0: the table's number."""
         path = self.path.of_partition(name)
         _check_path(path, self.partition_keys)
-        return self._copy(path=path, table_id=table_id, bucket_count=bucket_count or self.bucket_count)
+        count = bucket_count or self.bucket_count
+        return self._copy(path=path, table_id=table_id, bucket_count=count, is_partitioned=False)
 
     @property
     def default_bucket_key(self) -> tuple[str, ...]:
