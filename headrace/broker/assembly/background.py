@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from headrace.broker.cluster.cleaner import LogCleaner
 from headrace.broker.cluster.lookout import Lookout
 from headrace.broker.cluster.retention import Retention
+from headrace.broker.runtime.open_files import close_idle_files
 
 if TYPE_CHECKING:
     from headrace.broker.assembly.cluster import Cluster
@@ -66,6 +67,7 @@ def start_background_work(
     metadata.deletion_listeners.append(lambda topic: cleaner.forget_topic(topic.name))
     background.keep(cleaner.run, "log cleaner")
     background.keep(cluster.flushing.run, "flush logs")
+    background.keep(close_idle_files, "closing of files that are not used")
 
 
 def _start_remote_log(

@@ -33,6 +33,7 @@ from headrace.broker.net.reply import Answerer, Peer
 from headrace.broker.net.sockets import SystemSockets
 from headrace.broker.net.tls import TlsStream
 from headrace.broker.net.tls_connection import Encryption, TlsConnection
+from headrace.broker.runtime.open_files import SEGMENT_FILES
 from headrace.broker.runtime.ports import ListeningSocket, Sockets, Stream
 from headrace.broker.security.principal import ANONYMOUS, Session
 
@@ -195,6 +196,9 @@ class Network:
                     "raise the limit (ulimit -n)",
                     len(self._connections),
                 )
+                # A client is more urgent than the files of partitions that are idle.
+                if SEGMENT_FILES.close_some(at_once=True):
+                    continue
                 self._pause(listening, self.limits.accept_pause_seconds)
                 return
             self._admit(listening, sock, host, port)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import select
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import cast
 
 from headrace.broker.net.poller import make_poller
+from headrace.broker.runtime.open_files import SEGMENT_FILES
 from headrace.broker.runtime.ports import Poller, Region, Stream
 
+_TURNED_AWAY_TOGETHER = 64
 _SHORT = "a log file is shorter than the records that were read from it"
 
 
@@ -78,17 +82,27 @@ class SystemSockets:
         return bool(ends.poll(0))
 
 
+def _spare() -> int | None:
+    try:
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+
+
 class SystemListeningSocket:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_acceptable: Callable[[], None] | None = None
+        self._spare: int | None = None
+        """A descriptor that is given up to accept a connection, and close it, when there are no others."""
         self.host: str
         self.port: int
         self.host, self.port = sock.getsockname()[:2]
 
     def start(self, backlog: int, on_acceptable: Callable[[], None]) -> None:
         self._sock.listen(backlog)
+        self._spare = _spare()
         self._loop = asyncio.get_running_loop()
         self._on_acceptable = on_acceptable
         self.resume()
@@ -102,7 +116,12 @@ class SystemListeningSocket:
             self._loop.add_reader(self._sock.fileno(), self._on_acceptable)
 
     def accept(self, *, send_buffer_bytes: int) -> tuple[Stream, str, int]:
-        sock, address = self._sock.accept()
+        try:
+            sock, address = self._accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._turn_away()
+            raise
         sock.setblocking(False)
         _set_options(sock)
         if send_buffer_bytes >= 0:
@@ -110,9 +129,34 @@ class SystemListeningSocket:
         host, port = cast("tuple[str, int]", address[:2])
         return sock, host, port
 
+    def _accept(self) -> tuple[socket.socket, tuple[object, ...]]:
+        try:
+            return self._sock.accept()
+        except OSError as error:
+            # A client is more urgent than the files of partitions that are idle.
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or not SEGMENT_FILES.close_some(at_once=True):
+                raise
+        return self._sock.accept()
+
+    def _turn_away(self) -> None:
+        """Close the connections that wait, by means of the spare descriptor: their clients try again at once or
+        elsewhere, instead of waiting for an answer.
+        """
+        spare, self._spare = self._spare, None
+        if spare is None:
+            return
+        os.close(spare)
+        with suppress(OSError):
+            for _ in range(_TURNED_AWAY_TOGETHER):
+                self._sock.accept()[0].close()
+        self._spare = _spare()
+
     def close(self) -> None:
         self.pause()
         self._sock.close()
+        if self._spare is not None:
+            os.close(self._spare)
+            self._spare = None
 
 
 def _set_options(sock: socket.socket) -> None:

@@ -22,6 +22,7 @@ from headrace.broker.partitions.partition import Partition, PartitionChanges
 from headrace.broker.partitions.topic import TopicImage
 from headrace.broker.replication.following import Follower
 from headrace.broker.replication.leading import ReplicatedPartition, Replicating
+from headrace.broker.runtime.disk_errors import is_passing
 from headrace.protocol.errors import KafkaError
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ PARTITIONS_OPENED_TOGETHER: Final = 4
 PARTITIONS_PER_TURN: Final = 32
 """Maximum number of partitions that are created in one turn of the event loop: below a millisecond."""
 PARTITIONS_CLOSED_TOGETHER: Final = 8
+
+
+START_AGAIN_SECONDS: Final = 1.0
 
 
 class LocalReplicas:
@@ -66,6 +70,8 @@ class LocalReplicas:
         self._policies = tuple(policies)
         self._fence = fence
         self._partitions: dict[str, list[Partition]] = {}
+        self._later: set[asyncio.Task[None]] = set()
+        """Starts of partitions that wait for room."""
 
     # -- finding ---------------------------------------------------------------------------------------------
 
@@ -148,7 +154,21 @@ class LocalReplicas:
                 await follower.drop()
             await partition.drop()
 
+    def _start_later(self, partition: Partition) -> None:
+        """Start a partition again after a while, because the disk had no room or the process had no files for it."""
+
+        async def start() -> None:
+            await asyncio.sleep(START_AGAIN_SECONDS)
+            if not partition.closed and partition.failure is None:
+                await self._start(partition)
+
+        task = asyncio.get_running_loop().create_task(start(), name=f"start of {partition.name}")
+        self._later.add(task)
+        task.add_done_callback(self._later.discard)
+
     async def close(self) -> None:
+        for task in self._later:
+            task.cancel()
         limit = asyncio.Semaphore(PARTITIONS_CLOSED_TOGETHER)
 
         async def close(partition: Partition) -> None:
@@ -361,8 +381,10 @@ class LocalReplicas:
         loop = asyncio.get_running_loop()
         try:
             await loop.run_in_executor(self._executor, lambda: partition.log)
-        except KafkaError:
-            return  # the partition is offline and has reported it; the rest of the broker continues
+        except KafkaError as error:
+            if is_passing(error):
+                self._start_later(partition)
+            return  # the partition has reported it; the rest of the broker continues
         if partition.hooks is not None:
             try:
                 await partition.hooks.start()

@@ -7,6 +7,7 @@ beyond a share are closed, the least recently used first, and opened again when 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import threading
@@ -14,6 +15,8 @@ from collections.abc import Callable
 from typing import Final, Protocol
 from weakref import WeakMethod, ref
 
+IDLE_SECONDS: Final = 60.0
+"""Interval of looking for files that were not used since the last look."""
 _UNLIMITED: Final = 1 << 20
 _SHARE: Final = 4
 _CLOSED_TOGETHER: Final = 8
@@ -84,10 +87,15 @@ class OpenFiles:
         """Note that an owner has closed its file."""
         self._open.pop(id(owner), None)
 
-    def close_some(self) -> bool:
-        """Close a few files because no more can be opened. Return False if none could be closed."""
+    def close_some(self, *, at_once: bool = False) -> bool:
+        """Close a few files because no more can be opened. Return False if none could be closed.
+
+        `at_once`: do not wait for a disk, as the event loop must not.
+        """
         if self._close(_CLOSED_TOGETHER):
             return True
+        if at_once:
+            return False
         with self._lock:
             self._others = [each for each in self._others if each() is not None]
             others = [each() for each in self._others]
@@ -126,6 +134,13 @@ class OpenFiles:
             closed += 1
         self.closed += closed
         return closed
+
+
+async def close_idle_files() -> None:
+    """Close the files of segments that nothing uses, until cancelled: each after one to two minutes."""
+    while True:
+        await asyncio.sleep(IDLE_SECONDS)
+        SEGMENT_FILES.close_idle()
 
 
 SEGMENT_FILES: Final = OpenFiles()

@@ -8,12 +8,15 @@ which it makes on demand and removes with the answer.
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from traceback import clear_frames
 from typing import Any
 from uuid import uuid4
+from weakref import WeakSet
 
 import pyarrow as pa
 
@@ -82,6 +85,42 @@ def _lacks_arrow(kind: Any) -> bool:
     return any(_lacks_arrow(part) for _, part in kind.children if not isinstance(part, int))
 
 
+class _Running:
+    """A query whose rows are being read. The exit of the process closes it, because the native part of DuckDB prints a
+    line for each of its objects that is still there.
+    """
+
+    def __init__(self, database: Any, reader: Any) -> None:
+        self._database = database
+        self._reader = reader
+        _RUNNING.add(self)
+
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        while (reader := self._reader) is not None:
+            try:
+                batch = reader.read_next_batch()
+            except StopIteration:
+                return
+            del reader  # while the rows are used, only `close` decides
+            yield batch
+
+    def close(self) -> None:
+        database, self._database = self._database, None
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()  # before its sources are closed
+            database.close()
+
+
+_RUNNING: WeakSet[_Running] = WeakSet()
+
+
+@atexit.register
+def _close_running() -> None:
+    for each in list(_RUNNING):
+        each.close()
+
+
 class Engine:
     """One query over `sources`, by their names in the query. `before` is a word before the query: SUMMARIZE."""
 
@@ -111,25 +150,27 @@ class Engine:
             self._bind(database)
             for name, source in self._sources.items():
                 arriving[name] = self._register(database, name, source)
-            relation = in_arrow(database.sql(self._sql))
-            reader = relation.to_arrow_reader(_BATCH_ROWS)
+            reader = in_arrow(database.sql(self._sql)).to_arrow_reader(_BATCH_ROWS)
         except duckdb.Error as error:
             database.close()
+            del database  # a traceback keeps the frames, and with them DuckDB's objects
+            clear_frames(error.__traceback__)
             raise self._said(error, arriving.values()) from error
         except BaseException:
             database.close()
+            del database
             raise
+        schema, running = reader.schema, _Running(database, reader)
 
         def rows() -> Iterator[pa.RecordBatch]:
             try:
-                yield from reader
+                yield from running.rows()
             except (duckdb.Error, pa.ArrowException, OSError) as error:
                 raise self._said(error, arriving.values()) from error
             finally:
-                reader.close()  # before its sources are closed
-                database.close()
+                running.close()
 
-        return pa.RecordBatchReader.from_batches(reader.schema, rows())
+        return pa.RecordBatchReader.from_batches(schema, rows())
 
     def schema(self) -> pa.Schema:
         """Return the schema of the rows. Rows are read only if a source does not know its schema."""

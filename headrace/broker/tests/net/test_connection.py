@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import socket
 import struct
 import tempfile
@@ -578,6 +579,37 @@ def test_what_files_need_is_left_to_them() -> None:
             await close(writer)
         for descriptor in held:
             os.close(descriptor)
+
+    run(test)
+
+
+def test_clients_are_turned_away_while_there_are_no_descriptors() -> None:
+    """A client that is not accepted would wait, and one whose connection is closed tries again."""
+
+    async def test() -> None:
+        async with network(echo, accept_pause_seconds=0.01) as net:
+            loop = asyncio.get_running_loop()
+            sock = socket.socket()
+            sock.setblocking(False)
+            held = []
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
+            try:
+                with suppress(OSError):
+                    while True:
+                        held.append(os.open(os.devnull, os.O_RDONLY))
+                await loop.sock_connect(sock, ("127.0.0.1", net.port))
+                assert await asyncio.wait_for(loop.sock_recv(sock, 1), 10) == b""
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+                for descriptor in held:
+                    os.close(descriptor)
+            assert not net.connection_count
+            reader, writer = await asyncio.open_connection("127.0.0.1", net.port)
+            writer.write(frame(b"a"))
+            assert await read_frame(reader) == b"a"
+            await close(writer)
+            sock.close()
 
     run(test)
 

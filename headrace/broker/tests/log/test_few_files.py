@@ -1,0 +1,128 @@
+"""Files of segments are closed when they are too many or idle; a lack of descriptors ends one operation."""
+
+from __future__ import annotations
+
+import errno
+from contextlib import suppress
+
+import pytest
+
+from headrace.broker.log import segment as segments
+from headrace.broker.runtime.open_files import OpenFiles
+from headrace.protocol.errors import KafkaError
+from simulator.disk import Fault, Tear
+from simulator.log import batches_of
+
+SEGMENTS = {"segment_bytes": 1000, "index_interval_bytes": 150}
+NO_FILES = "too many files are open"
+
+
+@pytest.fixture
+def files(monkeypatch) -> OpenFiles:
+    found = OpenFiles()
+    monkeypatch.setattr(segments, "SEGMENT_FILES", found)
+    return found
+
+
+def filled(world, count=20, **config):
+    log = world.open(**{**SEGMENTS, **config})
+    for index in range(count):
+        world.append(log, 2, value=b"%d" % index * 20)
+    return log
+
+
+def is_open(segment) -> bool:
+    return segment._file is not None
+
+
+def test_files_beyond_the_budget_are_closed_and_opened_again(world, files) -> None:
+    files.max = 2
+    log = filled(world, 40)
+    assert log.segment_count > 4
+    expected = batches_of(log)
+    assert sum(map(is_open, log.segments)) <= 2
+    assert files.count <= 2
+    assert batches_of(log) == expected
+    assert world.append(log).base_offset == 80
+    assert sum(map(is_open, log.segments)) <= 2
+    log.flush()
+    log.close()
+    assert files.count == 0
+
+
+def test_a_file_that_is_used_stays_open_and_an_idle_one_is_closed(world, files) -> None:
+    log = filled(world, 3)
+    active = log.segments[-1]
+    files.close_idle()
+    assert is_open(active)  # it was used since the last look
+    world.append(log)
+    files.close_idle()
+    assert is_open(active)
+    assert files.close_idle() == 1
+    assert not is_open(active)
+    assert world.append(log).base_offset == 7
+    assert len(batches_of(log)) == 5
+
+
+def test_an_answer_in_flight_keeps_its_file(world, files) -> None:
+    log = filled(world, 3)
+    region = log.read(0, 1 << 20, up_to=log.log_end_offset).region
+    expected = region.read()
+    files.close_idle()
+    files.close_idle()
+    assert not is_open(log.segments[-1])
+    assert region.read() == expected
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE])
+@pytest.mark.parametrize("work", ["append", "read", "commit", "flush", "roll", "retention", "close"])
+def test_a_lack_of_descriptors_ends_one_operation(world, files, error, work) -> None:
+    log = filled(world, 5)
+    before = batches_of(log)
+    for segment in log.segments:
+        segment.close_file()
+    world.disk.fail(Fault("open", error, times=100))
+
+    def do() -> object:
+        if work == "append":
+            return world.append(log)
+        if work == "read":
+            return batches_of(log)
+        if work == "retention":
+            return log.delete_old_segments(1 << 60, log.log_end_offset)
+        if work == "close":
+            return log.close()
+        return getattr(log, work)()
+
+    if work not in ("roll", "retention"):  # which need no file that is closed
+        with pytest.raises(KafkaError, match=NO_FILES):
+            do()
+        assert log.failure is None
+    world.disk.heal()
+    if work == "close":
+        log = world.open(**SEGMENTS)
+        assert batches_of(log) == before
+        return
+    do()
+    assert log.failure is None
+    if work == "commit":
+        assert log.recovery_point == log.log_end_offset
+    world.append(log)
+    assert log.failure is None
+
+
+@pytest.mark.parametrize("suffix", ["", ".log"])
+@pytest.mark.parametrize("skip", range(6))
+def test_a_flush_without_descriptors_for_folders_and_names_is_done_later(world, files, suffix, skip) -> None:
+    log = filled(world, 15)
+    world.disk.fail(Fault("open" if suffix else "sync_directory", errno.EMFILE, skip=skip, suffix=suffix))
+    for segment in log.segments:
+        segment.close_file()
+    for _ in range(2):
+        with suppress(KafkaError):
+            log.flush()
+    log.flush()
+    assert log.failure is None
+    assert log.recovery_point == log.log_end_offset
+    survived = world.open(world.disk.restart(Tear.LOST), **SEGMENTS)
+    assert batches_of(survived) == batches_of(log)
