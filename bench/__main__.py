@@ -1,5 +1,5 @@
 """`python -m bench [kafka] [cluster] [fluss] [tables] [transcode] [remote] [spark] [lake] [--rounds N] [--quick]
-[--only G]`, `python -m bench against --tree FOLDER`
+[--only G]`, `python -m bench against --tree FOLDER`.
 
 Kafka or Fluss and Headrace run at the same time and take turns figure by figure, so that a noisy machine disturbs both
 alike. Every figure is the median over the rounds, with the lowest and the highest beside it, and whether it meets its

@@ -25,9 +25,7 @@ def outcomes() -> Iterator[dict[str, tuple[str, str, str]]]:
 
 @pytest.fixture
 def attempt(outcomes: dict[str, tuple[str, str, str]]) -> Attempt:
-    """Record the outcome of the body of `with attempt(name, version, what)`; skip an application that is not
-    available.
-    """
+    """Record the outcome of the body of the `with`; skip an application that is not available."""
 
     @contextmanager
     def trying(name: str, version: str, what: str) -> Iterator[None]:

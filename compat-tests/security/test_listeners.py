@@ -328,8 +328,9 @@ BY_FOREIGN = [
 @needed("kafkajs")
 @pytest.mark.parametrize(("name", "listener"), BY_FOREIGN)
 def test_clients_of_other_languages(secured, name, listener, unique) -> None:
-    """librdkafka reads their records; a client that does not trust the server, or shows no certificate, writes
-    nothing.
+    """The client librdkafka reads their records.
+
+    A client that does not trust the server, or shows no certificate, writes nothing.
     """
     try:
         started = command(next(each for each in PROGRAMS if each.name == name))

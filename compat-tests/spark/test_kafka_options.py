@@ -191,7 +191,7 @@ def test_a_stream_begins_where_it_is_told(spark, server, topic, tmp_path):
 
 
 def test_a_stream_waits_for_enough(spark, server, topic, tmp_path):
-    """minOffsetsPerTrigger holds a batch back until maxTriggerDelay."""
+    """The option minOffsetsPerTrigger holds a batch back until maxTriggerDelay."""
     seen = []
     reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", server.address)
     query = (

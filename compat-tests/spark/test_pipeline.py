@@ -69,7 +69,7 @@ class Kept:
         self.starts += 1
 
     def kill(self) -> None:
-        """kill -9 of the process and of everything in its session."""
+        """Kill the process and everything in its session with SIGKILL."""
         assert self.process is not None
         for pid in self._session():
             try:

@@ -194,7 +194,7 @@ def late(own_server):
 
 @pytest.mark.one_process("a proxy holds back what goes to it")
 def test_e4_version_1_partitions_added_late_do_not_tear_the_next_transaction(late, unique):
-    """librdkafka keeps its epoch: a late request begins the next transaction, which is still whole."""
+    """The client librdkafka keeps its epoch: a late request begins the next transaction, which is still whole."""
     proxy = late([ADD_PARTITIONS], ADD_PARTITIONS)
     address, topic = f"127.0.0.1:{proxy.port}", unique("topic")
     create(address, topic)

@@ -1,4 +1,4 @@
-"""This broker in its cluster: topics, its partitions, their replication and their backups.
+"""A broker in its cluster: topics, its partitions, their replication and their backups.
 
 Starts: nothing that runs by itself before `load`, which registers the broker and opens logs.
 Stops:  backups, all background tasks, the remote log, then every partition (flushed and closed).

@@ -944,7 +944,7 @@ class PartitionLog:
         return self._chain.active.end_offset - self.recovery_point >= self.config.flush_messages
 
     def commit(self) -> None:
-        """fsync everything appended so far; afterwards `recovery_point` is its end. Any thread may call it.
+        """Sync everything appended so far to the disk; afterwards `recovery_point` is its end. Any thread may call it.
 
         Cheaper than `flush`: the end is noted in memory only, so a recovery scans from the last flush on. Raises
         KafkaError(KAFKA_STORAGE_ERROR); the log then refuses everything.
@@ -956,7 +956,7 @@ class PartitionLog:
                 self._sync(end_offset)
 
     def _sync(self, end_offset: int) -> None:
-        """fsync records above the recovery point, then raise it to `end_offset`."""
+        """Sync records above the recovery point, then raise it to `end_offset`."""
         for segment in list(self._chain.segments):
             if segment.size and (segment.end_offset > self.recovery_point or segment.has_unsynced_indexes):
                 try:

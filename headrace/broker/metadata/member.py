@@ -1,4 +1,4 @@
-"""This broker as a member of the cluster: its registration, and its candidacy for controller.
+"""A broker as a member of the cluster: its registration, and its candidacy for controller.
 
 Both are nodes of its session in the coordination store (`broker.metadata.membership`). They go with a lost session;
 `stand` makes them again. A registration counts when the controller has seen it, which the image tells (`seen_in`).

@@ -138,7 +138,8 @@ class OwnedNodes:
 
     async def read_if_changed(self, name: str) -> bytes | None:
         """Return the same as `read`, but also None if no other process has written the node since it was last
-        read or written."""
+        read or written.
+        """
         known = self._versions.get(name)
         data = await self.read(name)
         return None if self._versions.get(name) == known else data

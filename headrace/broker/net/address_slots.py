@@ -1,5 +1,7 @@
-"""Limit the open connections of each address (`max.connections.per.ip`, with exceptions in
-`max.connections.per.ip.overrides`). A connection beyond the limit is closed. (kafka.network.ConnectionQuotas)
+"""Limit the open connections of each address.
+
+The configurations are `max.connections.per.ip` and, for exceptions, `max.connections.per.ip.overrides`. A connection
+beyond the limit is closed. (kafka.network.ConnectionQuotas)
 
 Pure, except `addresses_of`, which resolves names when they are configured, not for each connection.
 """

@@ -20,5 +20,5 @@ class Traffic:
         self.records_out += records
 
     def all(self) -> tuple[int, int, int, int]:
-        """(bytes in, records in, bytes out, records out)"""
+        """Return (bytes in, records in, bytes out, records out)."""
         return self.bytes_in, self.records_in, self.bytes_out, self.records_out

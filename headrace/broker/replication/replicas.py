@@ -1,4 +1,4 @@
-"""This broker's partitions: created, opened, led and closed by the image.
+"""The broker's partitions: created, opened, led and closed by the image.
 
 `follow` brings the partitions of one topic to the state of a new image; nothing else creates or ends them. This broker
 leads a partition if the image says so, under the image's leader epoch, which its log gets before the first write under

@@ -167,7 +167,7 @@ def _is_writable(folder: Path) -> bool:
 
 
 def _compiled(places: list[Path]) -> Iterator[tuple[Path, str]]:
-    """numba's files that can be read, each with the name of its folder in a separate cache."""
+    """Yield the files of numba that can be read, each with the name of its folder in a separate cache."""
     for place in places:
         for path in _files(place, "*/*.nb[ic]"):
             yield path, path.parent.name

@@ -228,7 +228,8 @@ def gather_offsets(length, offsets):  # type: ignore[no-untyped-def]
 @njit(cache=True, nogil=True)
 def gather_bytes(payload, start, length, offsets, data):  # type: ignore[no-untyped-def]
     """Copy each piece of the payload to its place. Pieces are checked: returns the index of a bad one, or
-    -1."""
+    -1.
+    """
     size = payload.size
     for i in range(start.size):
         count = length[i]

@@ -1,4 +1,6 @@
-"""The client's errors. A caller can tell three kinds apart:
+"""The errors of the client.
+
+A caller can tell three kinds apart:
 
 - The server refused: `TableError` (codes of tables) or `KafkaError` (Kafka's codes), both with `.code` and
   `.retriable`.

@@ -255,7 +255,8 @@ class Services:
     @property
     def memory(self) -> SharedMemory:
         """The memory that RocksDB's stores share, created with the first primary-key table: until then RocksDB is not
-        loaded."""
+        loaded.
+        """
         if self._memory is None:
             from headrace.tablelayer.server.store.kv import SharedMemory
 

@@ -64,8 +64,9 @@ def make_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
 
 @pytest.fixture(autouse=True)
 def _close_what_spark_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
-    """pyspark leaves sockets to the garbage collector: collect them here, where their warnings are
-    ignored. Sessions that a test made with `newSession` stay active: activate the root before the next one.
+    """Collect the sockets that pyspark leaves to the garbage collector, where their warnings are ignored.
+
+    Sessions that a test made with `newSession` stay active: activate the root before the next one.
     """
     if "spark" not in request.fixturenames:
         yield

@@ -232,7 +232,7 @@ def test_a_consumer_at_the_tail_hears_of_a_record_at_once(address) -> None:
 
 @pytest.mark.slow
 def test_acknowledged_records_survive_kills(tmp_path) -> None:
-    """kill -9 while a producer writes: acknowledged records are there afterwards, once and in order."""
+    """Kill the server while a producer writes: acknowledged records are there afterwards, once and in order."""
     confluent = pytest.importorskip("confluent_kafka")
     acknowledged: list[int] = []
     number = 0

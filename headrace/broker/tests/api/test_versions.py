@@ -255,7 +255,7 @@ def test_one_api_key_cannot_be_declared_twice() -> None:
 
 
 def test_bytes_behind_a_request_are_ignored_as_kafka_does(tmp_path) -> None:
-    """librdkafka 2.16 sends three zero bytes too many when it asks for all topics in Metadata 13."""
+    """The client librdkafka 2.16 sends three zero bytes too many when it asks for all topics in Metadata 13."""
 
     async def test() -> None:
         async with direct_broker(tmp_path) as broker:

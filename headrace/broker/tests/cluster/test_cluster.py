@@ -402,7 +402,7 @@ async def test_journals_are_made_when_as_many_brokers_are_registered_as_are_to_h
 
 
 async def test_journals_of_a_server_without_others_are_its_own(tmp_path: Path) -> None:
-    """This holds whatever is configured for clusters: no other broker will ever be registered."""
+    """The rule holds whatever is configured for clusters: no other broker will ever be registered."""
     async with direct_broker(tmp_path, dict.fromkeys(JOURNAL_FACTORS, "3")) as broker:
         request = FindCoordinatorRequest(key_type=0, coordinator_keys=["a"])
         assert (await broker.send(request, 4)).coordinators[0].error_code == 0

@@ -438,7 +438,7 @@ def test_d8_would_see_an_acknowledgement_before_the_fsync(power, tmp_path, monke
 
 
 def test_a_rewritten_journal_is_on_disk_before_what_it_replaces_goes(power, tmp_path, monkeypatch):
-    """This holds with `durability=process` too: a power cut loses the last seconds, not old commits."""
+    """The rule holds with `durability=process` too: a power cut loses the last seconds, not old commits."""
     monkeypatch.setattr("headrace.broker.cluster.journal_topic.REWRITE_RECORDS_MIN", 30)
     config = {**POWER, "log.durability": "process", "offsets.topic.num.partitions": "1"}
     after = tmp_path / "after"

@@ -334,7 +334,7 @@ def test_a_log_that_was_closed_meanwhile_is_left_alone(world, when):
 
 
 def test_a_log_does_not_end_before_what_was_compacted(world):
-    """This holds whatever is left of the log: an offset is never assigned again."""
+    """The rule holds whatever is left of the log: an offset is never assigned again."""
     log = world.open(**CONFIG)
     put(world, log, ("a", "1"), ("a", "2"))
     log.flush()

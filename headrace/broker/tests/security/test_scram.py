@@ -143,7 +143,7 @@ def test_cve_2024_56128_the_nonce_of_the_final_message_is_the_one_of_the_exchang
 
 
 def test_a_client_that_says_its_half_of_the_nonce_twice_gets_in() -> None:
-    """librdkafka before 2.6.1 does so, and gets in only with the right password."""
+    """The client librdkafka before 2.6.1 does so, and gets in only with the right password."""
     for password in ("correct horse", "wrong"):
         server, client = exchange(USERS), ScramClient("ann", password)
         final = client.final(server.answer(client.first), nonce=2 * client.nonce + SERVER_NONCE)

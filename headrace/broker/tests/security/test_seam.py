@@ -91,7 +91,6 @@ async def test_what_is_remembered_of_a_connection_is_behind_the_gate(tmp_path: P
 
 async def test_rights_over_the_cluster_are_asked_before_the_handler(tmp_path: Path) -> None:
     """Each answer has a place for the refusal, and no handler has seen the request."""
-
     async with direct_broker(tmp_path, extensions=[TableExtension()]) as broker:
         whole = [each for each in declared(broker) if each.authorize.of_cluster is not None]
         assert len(whole) >= 15

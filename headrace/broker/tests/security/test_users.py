@@ -421,7 +421,7 @@ async def test_tokens_that_have_ended_are_refused_and_removed(tmp_path: Path) ->
 
 
 async def test_a_token_that_has_ended_lets_nobody_in(tmp_path: Path) -> None:
-    """This holds also before it is removed."""
+    """The rule holds also before it is removed."""
     async with direct_broker(tmp_path, TOKENS) as broker:
         log_in(broker, "ann")
         made = await create(broker)

@@ -196,7 +196,9 @@ def connect(
     config: ClientConfig | None = None,
     properties: Mapping[str, object] | None = None,
 ) -> Connection:
-    """Connect to a cluster: `with connect("127.0.0.1:9092") as connection: ...`.
+    """Connect to a cluster. The connection is closed at the end of a `with`.
+
+        with connect("127.0.0.1:9092") as connection: ...
 
     `bootstrap` names some of its servers: "host:port,host:port". `properties` are Kafka's security properties, named as
     in Java and librdkafka: {"security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-256", ...}. None takes those

@@ -142,7 +142,8 @@ def _skip(
 @njit(cache=True, nogil=True)
 def _block(data: Bytes, position: Int64, end: Int64, takes_bytes: bool) -> tuple[Int64, Int64]:
     """Return (items, position after the head) of a block of items; 0 items end the value. On errors the position is
-    -code."""
+    -code.
+    """
     if position >= end:
         return np.int64(0), np.int64(-CUT_OFF)
     count, position = _long(data, position)

@@ -187,7 +187,8 @@ class _Reader:
         self, record: Node, wanted: dict[str, int], starts: np.ndarray, given: Mask, ends: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, RowError | None]:
         """Return (positions of the wanted fields int64[wanted, n], those after the records int64[n], the first
-        error)."""
+        error).
+        """
         slots = np.array([wanted.get(name, -1) for name in record.names] or [0], np.int64)
         found = np.zeros((len(wanted), len(starts)), np.int64)
         after = np.zeros(len(starts), np.int64)

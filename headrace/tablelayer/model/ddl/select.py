@@ -527,7 +527,8 @@ def _reads_rows(
     tree: exp.Expr, source: exp.Table | None, conditions: dict[str, tuple[str, ...]]
 ) -> tuple[bool, tuple[str, ...] | None]:
     """Return (whether the query only returns plain columns of the rows that meet a condition, the columns or None for
-    all)."""
+    all).
+    """
     if source is None or not understood(tree, "expressions", "from_", "where"):
         return False, None
     if not _all_in(conditions, tree):

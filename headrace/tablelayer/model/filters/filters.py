@@ -144,7 +144,8 @@ class Filter(msgspec.Struct, frozen=True):
 
     def verdict(self, find: Callable[[int], ColumnStatistics | None]) -> Verdict:
         """Return the result for a batch. `find` returns a column's statistics by id, in the form of the filter's
-        schema."""
+        schema.
+        """
         ids = [self.schema.columns[self.columns[index]].id for index in self._order]
         outcomes = self._node.outcomes(lambda position: find(ids[position]))
         if not outcomes & TRUE:

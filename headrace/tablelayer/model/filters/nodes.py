@@ -163,7 +163,8 @@ class OneOf(Node, frozen=True):
 
     def _among(self, array: pa.Array) -> pa.Array:
         """Search the values. For few rows each is looked up, because Arrow makes a hash table of the values for each
-        batch."""
+        batch.
+        """
         kind = self.type.kind
         if len(array) * _LOOK_UP_BELOW >= len(self.values) or kind in (TypeKind.DECIMAL, TypeKind.BINARY):
             return pc.is_in(array, value_set=self.values)

@@ -87,7 +87,8 @@ class _Function(msgspec.Struct, frozen=True):
 
 class TreeReader:
     """A reader that makes `Node`s of a parsed expression over columns of these types; `used` collects their
-    positions."""
+    positions.
+    """
 
     def __init__(self, parsed: Parsed, types: Sequence[DataType]) -> None:
         self._functions = parsed.functions

@@ -64,7 +64,8 @@ class Parts(msgspec.Struct, frozen=True):
 
 def split(data: Bytes, begins: Array, ends: Array, mode: int) -> Parts:
     """Split each text. Only once, because escapes are resolved in place. begins, ends: int64[n], the ranges of the
-    texts."""
+    texts.
+    """
     counts = np.zeros(len(begins), np.int64)
     nothing = Values.room(0)
     arguments = (data, begins, ends, mode)

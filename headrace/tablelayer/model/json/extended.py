@@ -101,7 +101,8 @@ def _look_inside(
     texts: JsonTexts, which: np.ndarray, alone: Mask, begin: np.ndarray, size: np.ndarray, kind: np.ndarray
 ) -> None:
     """Enter the inner object of `{"$binary": {"base64": ...}}`, `{"$date": {"$numberLong": ...}}` and `{"$timestamp":
-    {"t": ..., "i": ...}}`."""
+    {"t": ..., "i": ...}}`.
+    """
     for name, inside in ((_BINARY, 0), (_DATE, 1), (_TIMESTAMP, 2)):
         deeper = np.flatnonzero(alone & (which == name) & (kind == json_scan.CONTAINER))
         if not len(deeper):

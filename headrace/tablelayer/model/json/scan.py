@@ -175,7 +175,8 @@ def _unescape(data: Bytes, start: int, end: int) -> tuple[int, int, int]:
 @njit(cache=True, nogil=True)
 def _string_end(base: int, position: int, end: int) -> tuple[int, bool]:
     """Find the end of a string from after its opening quote: (position of the closing quote, has escapes), or (-code,
-    False)."""
+    False).
+    """
     escaped = False
     ones = np.uint64(0x0101010101010101)
     highs = np.uint64(0x8080808080808080)

@@ -34,7 +34,8 @@ class Placeholder(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, text: str) -> Placeholder:
         """Return the placeholder of the connector's setting, which is not empty; after `hex:` come its bytes in
-        hexadecimal."""
+        hexadecimal.
+        """
         return _placeholder(text)
 
     def cells(

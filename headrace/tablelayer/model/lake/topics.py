@@ -68,7 +68,8 @@ class TopicLake(msgspec.Struct, frozen=True):
     @classmethod
     def parse(cls, topic: str, config: Mapping[str, str]) -> TopicLake:
         """Return a topic's configurations. Raises TableError(INVALID_TABLE) that names the configuration and its
-        value."""
+        value.
+        """
         given = {name: value.strip() for name, value in config.items() if name.startswith(PREFIX)}
         options = read(given)
         found = cls(

@@ -70,7 +70,8 @@ def one_of(values: type[Word]) -> OptionType[Word]:
 
 def whole_number(least: int, most: int, allowed: str) -> OptionType[int]:
     """Return the type of whole numbers from `least`, which is -1 or more, to `most`. `allowed` is the range in
-    errors."""
+    errors.
+    """
 
     def parse(text: str) -> int:
         if not re.fullmatch(r"\s*(-1|[0-9]{1,10})\s*", text) or not least <= int(text) <= most:

@@ -51,7 +51,8 @@ _NO_ROW = -1
 
 class Layout(msgspec.Struct, frozen=True):
     """The layout of a row: for each column its type, the dtype and position of its slot, whether it is variable, and
-    the index of the variable column before it."""
+    the index of the variable column before it.
+    """
 
     types: tuple[pa.DataType, ...]
     dtypes: tuple[np.dtype[Any], ...]

@@ -356,7 +356,8 @@ class TableDefinition:
 
 def _history_to_dict(history: Sequence[Schema]) -> dict[str, Any]:
     """Return each distinct column once, and each schema as indices of columns, because most columns are in all
-    schemas."""
+    schemas.
+    """
     places: dict[Column, int] = {}
     versions = [
         {

@@ -1,5 +1,6 @@
 """Partitions of a table: the partition of a row, and the partitions that the calendar demands. All functions are
-pure."""
+pure.
+"""
 
 from __future__ import annotations
 
@@ -221,7 +222,8 @@ def plan_partitions(
 
 def _time_name(now: datetime, unit: TimeUnit, step: int, as_date: bool) -> str | None:
     """Return the value of the partition `step` units from now, with a year of four digits; None outside of the
-    calendar."""
+    calendar.
+    """
     try:
         if unit is TimeUnit.HOUR:
             hour = now + timedelta(hours=step)

@@ -150,7 +150,8 @@ class TableApis:
         self, load: Callable[[], Awaitable[Handlers]], refreshed: Callable[[], Awaitable[bool]]
     ) -> None:
         """Await `load` when the first request comes. `refreshed` reads other brokers' changes; it returns False if
-        there are none."""
+        there are none.
+        """
         self._load = load
         self._refreshed = refreshed
         self._handlers: Handlers | None = None

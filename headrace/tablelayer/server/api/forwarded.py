@@ -1,5 +1,6 @@
 """Handlers of requests from other brokers: rows for a bucket that this broker leads, and records for a dead-letter
-topic."""
+topic.
+"""
 
 from __future__ import annotations
 

@@ -153,7 +153,8 @@ class ReadHandlers:
         self, context: RequestContext, request: m.LimitScanRequest
     ) -> m.LimitScanResponse | Later[m.LimitScanResponse]:
         """Return the first rows of a primary-key table if they are in memory and published; else the part that has to
-        wait."""
+        wait.
+        """
         definition = self._targets.read(context, request.table_id)
         if request.filter is not None or not definition.is_primary_key_table:
             return partial(self._read_and_scan, context, definition, request)

@@ -54,7 +54,8 @@ class Targets:
     @staticmethod
     def check_replicas(definition: TableDefinition, bucket: TableBucket) -> None:
         """Raise KafkaError(NOT_ENOUGH_REPLICAS) if a write with acks=all has too few replicas in sync, before the
-        append (R11)."""
+        append (R11).
+        """
         partition = bucket.partition
         needed, there = partition.needed_in_sync, partition.in_sync_count
         if there < needed:

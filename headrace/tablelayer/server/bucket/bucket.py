@@ -198,7 +198,8 @@ class TableBucket:
 
     def retention_floor(self) -> int | None:
         """Return the offset from which the lake lacks records; nothing from there on may be deleted. None without a
-        lake."""
+        lake.
+        """
         return self.services.tiered_offset(self._topic.topic_id, self.partition.index)
 
     def local_floor(self) -> int | None:

@@ -45,7 +45,8 @@ class Joiners:
 
     def may_join(self, broker: int, broker_epoch: int) -> bool:
         """Return whether a follower has the staged rows. If not, they are sent to it, and the partition checks again
-        then."""
+        then.
+        """
         joiner = self._brokers.get(broker)
         if joiner is None or joiner.broker_epoch != broker_epoch:
             services, partition = self._services, self._partition

@@ -64,7 +64,8 @@ class JointBucket(Protocol):
 
 class Part(msgspec.Struct, frozen=True):
     """The rows for one bucket. `size` is their charge to the budget in bytes; `writer` identifies them for
-    deduplication."""
+    deduplication.
+    """
 
     bucket: JointBucket
     source: OperationSource

@@ -242,7 +242,8 @@ class Standby:
         self, staleness_ms_max: int, quick: Callable[..., Result | None], *arguments: Any
     ) -> tuple[Result, Staleness] | None:
         """Return `quick(store, ...)`, which must not block, and its staleness. Raises
-        KafkaError(NOT_LEADER_OR_FOLLOWER)."""
+        KafkaError(NOT_LEADER_OR_FOLLOWER).
+        """
         store = self._readable()
         offset = store.applied_offset
         result = quick(store, *arguments)

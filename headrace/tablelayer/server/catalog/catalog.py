@@ -296,7 +296,8 @@ class Catalog:
 
     def all_tables(self) -> list[TableDefinition]:
         """Return all tables, without their partitions and without tables whose definition cannot be read (they are
-        offline)."""
+        offline).
+        """
         found = []
         for topic in self.context.metadata.topics():
             if is_table(topic.config) and self._not_understood.get(topic.topic_id) is not topic:

@@ -41,7 +41,8 @@ _SYNC_SIZE = 16
 
 def schema_ids(records: RecordColumns) -> list[int]:
     """Return the schema ids at the start of values, and of the keys of null values. Raises RowError if there are too
-    many."""
+    many.
+    """
     deleted = records.value_length < 0
     start = np.where(deleted, records.key_start, records.value_start)
     length = np.where(deleted, records.key_length, records.value_length)
@@ -137,7 +138,8 @@ def _add_containers(
     add: Add,
 ) -> None:
     """Add values that contain their schemas. Those of one producer begin alike, up to the sync marker, and are read
-    together."""
+    together.
+    """
     values = binary_array(np.append(texts.starts, texts.ends[-1]).astype(np.int32), texts.data)
     left = np.ones(len(at), np.bool_)
     for number in range(SCHEMAS_PER_BATCH_MAX + 1):

@@ -66,7 +66,8 @@ class Answer:
 
 class Consumption:
     """A fetch from one bucket. `definition` and `frame` determine how its values are written; `unreadable` is called
-    with skipped batches."""
+    with skipped batches.
+    """
 
     def __init__(
         self,

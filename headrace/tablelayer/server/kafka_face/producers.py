@@ -105,7 +105,8 @@ def open_batch(batch: memoryview) -> RecordColumns:
 
 class OpenedBatch(msgspec.Struct, frozen=True):
     """A producer's records and the schemas of the ids in them. `sent_as` has the records' indices in the batch if some
-    are left out."""
+    are left out.
+    """
 
     records: RecordColumns
     schemas: Schemas

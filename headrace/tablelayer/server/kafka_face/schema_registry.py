@@ -212,7 +212,8 @@ class SchemaRegistries:
 
     def _registry(self, url: str) -> _Registry:
         """Return the registry at a URL. Raises KafkaError(INVALID_CONFIG) if it is not allowed,
-        RegistryUnavailableError."""
+        RegistryUnavailableError.
+        """
         complaint = self.hosts.complaint(url)
         if complaint is not None:
             raise KafkaError(ErrorCode.INVALID_CONFIG, complaint)

@@ -147,7 +147,8 @@ def empty_batch(header: BatchHeader) -> memoryview:
 
 class _Shown(msgspec.Struct, frozen=True):
     """The records of a batch: the rows of their keys, their values (offsets, data), the mask of non-null values (None:
-    all), their change types, and their offsets in the batch."""
+    all), their change types, and their offsets in the batch.
+    """
 
     rows: pa.RecordBatch
     values: tuple[Offsets, Bytes]
@@ -343,7 +344,8 @@ def _null_texts(records: RecordColumns) -> Mask:
 
 class _Parts:
     """The records of a batch, decoded in parts. Errors are raised after all parts are decoded, so that the error names
-    the batch's first bad record."""
+    the batch's first bad record.
+    """
 
     def __init__(self, count: int) -> None:
         self.count = count

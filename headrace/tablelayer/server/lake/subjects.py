@@ -275,7 +275,8 @@ class LakeSubjects:
 
     def tiered_offset(self, table_id: UUID, bucket: int) -> int | None:
         """Return the offset up to which the lake has a bucket; None if it is not tiered, so that retention does not
-        wait."""
+        wait.
+        """
         topic = self._catalog.context.metadata.topic_by_id(table_id)
         if topic is None:
             return None

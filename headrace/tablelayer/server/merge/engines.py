@@ -440,7 +440,8 @@ def _with_kept(
     old: Indices,
 ) -> pa.RecordBatch:
     """Replace cells that the writer does not know by those of the previous row (R17.11). `old` has the previous rows'
-    numbers."""
+    numbers.
+    """
     from headrace.tablelayer.server.merge.aggregation import taken
 
     count, columns = images.num_rows, list(images.columns)

@@ -99,7 +99,8 @@ def pick_extreme(
     ranks: Indices, sign: int, out: Indices,
 ) -> None:  # fmt: skip
     """Like `pick`, for the highest (sign 1) or lowest (sign -1) of the n + g `ranks`; of equal values the older one
-    stays."""
+    stays.
+    """
     count = len(order)
     group, held = -1, -1
     for row in order:

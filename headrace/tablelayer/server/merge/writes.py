@@ -54,7 +54,8 @@ class Writer(msgspec.Struct, frozen=True):
 
 class ClientWrite(msgspec.Struct, frozen=True):
     """One batch of a table client, and its target columns (ids of its schema; None: all). `update`: only existing rows
-    are written (R6.10)."""
+    are written (R6.10).
+    """
 
     targets: tuple[int, ...] | None
     batch: memoryview
@@ -86,7 +87,8 @@ def made_for(definition: TableDefinition, operations: Operations) -> OperationSo
 
 def compression_of(definition: TableDefinition, rows: pa.RecordBatch) -> ArrowCompression:
     """Return the table's compression; none for small batches, because buffers are compressed one by one: small ones
-    would grow, and cost a third of a millisecond."""
+    would grow, and cost a third of a millisecond.
+    """
     return (
         definition.settings.arrow_compression
         if rows.nbytes >= _COMPRESS_FROM_BYTES
@@ -285,7 +287,8 @@ def decode_append(
     batch: memoryview, definition: TableDefinition
 ) -> tuple[ArrowBatch, Schema, pa.RecordBatch]:
     """Check a batch of appends to a log table; return its rows as sent, and their schema. Raises KafkaError or
-    TableError."""
+    TableError.
+    """
     parsed, schema = parse_write(batch, definition)
     if parsed.change_types is not None:
         raise TableError(

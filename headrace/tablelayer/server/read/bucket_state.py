@@ -57,7 +57,8 @@ _REGION_BYTES = 8 << 20
 
 class Wanted(msgspec.Struct, frozen=True):
     """The columns that a reader requests, by position in one of the table's schemas (None: all), and its filter (None:
-    all rows)."""
+    all rows).
+    """
 
     schema: Schema
     columns: list[int] | None
@@ -153,7 +154,8 @@ def _rows(
     values: Sequence[bytes | None], versions: Versions, wanted: Wanted, order: Indices | None = None
 ) -> Rows:
     """Return stored rows in the reader's columns (R4.2). `order` has the index of each row's value, if they are not in
-    order."""
+    order.
+    """
     message = stored_message.message_of(values, wanted.schema, wanted.columns, order)
     if message is not None:
         return message
@@ -188,7 +190,8 @@ def lookup_in_memory(
     store: KeyValueStore, versions: Versions, keys: memoryview, wanted: Wanted, keys_max: int, room: Room
 ) -> tuple[bytes, Rows] | None:
     """Do the same as `lookup` without blocking. Return None for more than a few keys or bytes, or if rows are not in
-    memory."""
+    memory.
+    """
     if len(keys) > _FEW_KEYS_BYTES or not stored_message.is_loaded():
         return None
     try:
@@ -261,7 +264,8 @@ def prefix_lookup(
 
 class LimitedRows(msgspec.Struct, frozen=True):
     """A limit scan's rows from one bucket. `has_more`: not all rows fitted; in a log table the rest is below
-    `start_offset`."""
+    `start_offset`.
+    """
 
     rows: Rows
     has_more: bool = False

@@ -46,7 +46,8 @@ _numbers = itertools.count(1)
 
 class Base(msgspec.Struct, frozen=True):
     """The start of a past state: `snapshot`, the present state if `is_present`, else nothing; and the number of offsets
-    to apply or undo."""
+    to apply or undo.
+    """
 
     distance: int
     is_present: bool = False

@@ -65,7 +65,8 @@ class StagedChunks:
         client: str = "",
     ) -> None:
         """Check and store a chunk from the host `client`, and have the bucket's replicas keep it. Raises TableError or
-        KafkaError."""
+        KafkaError.
+        """
         check_names(writer, batch_id, [attempt])
         table_id = definition.id
         hooks = self._tables.bucket(self._tables.checked(definition, place), place.bucket)

@@ -105,7 +105,8 @@ def check_names(writer: str, batch_id: int, attempts: Sequence[str]) -> None:
 
 class StagingArea:
     """All staged chunks of a server. `base` is a folder above `root` whose own name is durable; the default is the
-    folder that `root` is in. Without ports the system's own are used."""
+    folder that `root` is in. Without ports the system's own are used.
+    """
 
     def __init__(
         self, root: Path, base: Path | None = None, disk: Disk | None = None, clock: Clock | None = None
@@ -163,7 +164,8 @@ class StagingArea:
     @contextmanager
     def _appending(self, path: Path, tail: _Tail) -> Iterator[DiskFile]:
         """Open the file, and mark its batch as in use until the block ends. Raises OSError, and KafkaError if `tail` is
-        outdated."""
+        outdated.
+        """
         with self._folders:
             if tail.count and self._tails.get(path) is not tail:
                 raise KafkaError(

@@ -138,7 +138,8 @@ class DecidedBatches:
         written: dict[Place, int],
     ) -> None:
         """Have the bucket's leader write the missing chunks for one place, a bucket of `definition`; count all in
-        `written`."""
+        `written`.
+        """
         leader = self._others.leader_of(definition.path.topic, place)
         if leader is not None:
             if ledger.chunks_for(place, otherwise=1):

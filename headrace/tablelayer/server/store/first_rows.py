@@ -59,7 +59,8 @@ class FirstRows:
 
     def remember(self, begun: int, values: list[bytes], last: bytes | None) -> None:
         """Keep the rows that were read since `begin`. `last` is the last row's key; None: the store has no further
-        rows."""
+        rows.
+        """
         if sum(map(len, values)) > FIRST_ROWS_BYTES_MAX:
             return
         with self._remembered.lock:

@@ -154,7 +154,8 @@ def is_damage(error: BaseException) -> bool:
 
 def is_halted(error: BaseException) -> bool:
     """Return whether RocksDB cannot write any more until it is opened again: after an error of its files in the
-    background, whatever its cause, each later write and flush fails with the same text."""
+    background, whatever its cause, each later write and flush fails with the same text.
+    """
     return "IO error:" in str(error) and not isinstance(error, DiskFullError)
 
 

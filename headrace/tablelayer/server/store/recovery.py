@@ -38,7 +38,8 @@ class UnrecoverableBucketError(Exception):
 
 class Workers(Protocol):
     """The threads for a recovery: `run` for short work, `open_store` for opening stores, `background` for minutes of
-    work."""
+    work.
+    """
 
     @property
     def memory(self) -> SharedMemory: ...

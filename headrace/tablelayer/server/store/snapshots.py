@@ -57,7 +57,8 @@ class SnapshotFile(msgspec.Struct, frozen=True):
 
 class Snapshot(msgspec.Struct, frozen=True):
     """A snapshot. `offset` is exclusive. `definition` is the table at that time, as JSON for
-    `TableDefinition.from_json`."""
+    `TableDefinition.from_json`.
+    """
 
     id: int
     offset: int
@@ -120,7 +121,8 @@ class BucketSnapshots:
         owner: int | None = None,
     ) -> None:
         """`disk` is the disk of the bucket's store; by default the system's. `owner` is the broker of the snapshots, if
-        other brokers may lead the bucket too."""
+        other brokers may lead the bucket too.
+        """
         self._disk: Disk = disk or SystemDisk()
         self.folder = f"{table_id}/{bucket}" if owner is None else f"{table_id}/{bucket}.{owner}"
         self._files = files

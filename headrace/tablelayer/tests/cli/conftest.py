@@ -39,7 +39,7 @@ class Served:
         self.address = found.group(1) if found else ""
 
     def stop(self, number: int = signal.SIGTERM) -> tuple[int, str, str]:
-        """(exit code, rest of stdout, stderr)"""
+        """Return (exit code, rest of stdout, stderr)."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         out, _ = self.process.communicate(timeout=60)

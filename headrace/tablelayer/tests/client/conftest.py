@@ -193,7 +193,7 @@ def impatient() -> ClientConfig:
 
 @pytest.fixture
 def fake() -> Callable[..., Any]:
-    """`async with fake(partitions=2) as server`. One that is to come back has a port of `free_port`."""
+    """Run a fake server. One that is to come back has a port of `free_port`."""
     import contextlib
 
     @contextlib.asynccontextmanager

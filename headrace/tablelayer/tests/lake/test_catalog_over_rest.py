@@ -1,5 +1,6 @@
-"""The reading side of Iceberg's REST catalog: what it answers, and pyiceberg as a caller over HTTP. (Spark is
-one in `headrace/tablelayer/tests/spark/test_lake_catalog.py`.)
+"""The reading side of Iceberg's REST catalog: what it answers, and pyiceberg as a caller over HTTP.
+
+Spark is a caller in `headrace/tablelayer/tests/spark/test_lake_catalog.py`.
 """
 
 from __future__ import annotations

@@ -572,7 +572,7 @@ def test_an_in_of_very_many_values_is_one_set(count: int) -> None:
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_an_in_wants_what_many_comparisons_want(data: st.DataObject) -> None:
-    """This holds for every type; few values are looked up one by one, many are hashed."""
+    """The rule holds for every type; few values are looked up one by one, many are hashed."""
     kind = data.draw(st.sampled_from([each for each in COMPARED if not each.is_nested]))
     schema = Schema.of([Column(0, "c", kind)], schema_id=0)
     drawn = data.draw(st.lists(value_of(kind), min_size=1, max_size=40))

@@ -134,7 +134,7 @@ async def test_a_follower_answers_who_takes_it_and_says_how_stale_that_is(
 async def test_r13_4_what_was_acknowledged_before_the_bound_is_in_the_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This holds although stores apply late, answers are read meanwhile, and a leader ends."""
+    """The rule holds although stores apply late, answers are read meanwhile, and a leader ends."""
     apply, may_apply = Standby._apply, asyncio.Event()
 
     async def late(self: Standby) -> None:

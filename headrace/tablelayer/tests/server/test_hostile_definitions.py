@@ -92,7 +92,7 @@ async def alter_topic(all_tables: Tables, name: str, value: str, topic: str = "d
 async def test_no_definition_is_read_on_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This holds for every API: the extension's and Kafka's, to create and to alter."""
+    """The rule holds for every API: the extension's and Kafka's, to create and to alter."""
     threads: list[str] = []
     begin = type_text._Reader.__init__
 

@@ -200,7 +200,10 @@ async def test_r18_2_a_partition_goes_with_its_rows_and_its_log_and_its_name_is_
 
 
 async def test_r18_5_an_alter_holds_for_all_partitions_at_once(tmp_path: Path) -> None:
-    """This covers existing partitions and later ones; an ALTER that one partition could not follow changes none."""
+    """The change covers existing partitions and later ones.
+
+    An ALTER that one partition could not follow changes none.
+    """
     async with tables(tmp_path) as all_tables:
         old = await create(all_tables, PK)
         await produce(old, *({"dt": name, "id": 1, "v": 1} for name in "abc"))
@@ -485,7 +488,8 @@ def test_a_date_column_and_several_columns_in_the_calendar() -> None:
 @pytest.mark.parametrize("count", [2_030, 9_000, 400_000, 999_999])
 def test_the_calendar_has_an_end_on_both_sides(unit: str, count: int) -> None:
     """Nothing is older than the year 1, the names of years have four digits, and no more is planned than there may
-    be."""
+    be.
+    """
     (statement,) = parse(
         f"{PK} WITH ('table.auto-partition.enabled' = 'true', 'table.auto-partition.time-unit' = '{unit}', "
         f"'table.auto-partition.num-retention' = '{count}', 'table.auto-partition.num-precreate' = '{count}')"

@@ -485,7 +485,7 @@ async def test_a_table_that_was_dropped_while_a_broker_was_down_leaves_nothing_t
 async def test_a_standby_whose_log_is_cut_leaves_its_files_to_who_opens_the_next_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This runs on the event loop, which renames the store and removes no file."""
+    """The work runs on the event loop, which renames the store and removes no file."""
     async with direct_cluster(tmp_path, 3, extensions) as cluster:
         table = await led(cluster, await created(cluster, "k INT, v INT, PRIMARY KEY (k)"), {1, 2, 3})
         for number in range(5):

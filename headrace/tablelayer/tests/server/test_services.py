@@ -59,7 +59,7 @@ def property_of(store: KeyValueStore, name: str) -> Any:
 async def test_the_states_of_all_tables_share_as_much_memory_as_is_configured(
     tmp_path: Path, mebibytes: int
 ) -> None:
-    """This includes stores that exist already."""
+    """The rule includes stores that exist already."""
     config = {} if mebibytes == 128 else {"kv.block.cache.bytes": str(mebibytes << 20)}
     async with tables(tmp_path / "data", config) as made:
         services = made.extension._services

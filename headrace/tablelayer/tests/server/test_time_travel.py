@@ -65,7 +65,7 @@ async def check_every_offset(table: Table, expected: dict[int, list[Any]], show:
 
 @pytest.mark.parametrize("image", ["FULL", "WAL"])
 async def test_r14_every_offset_of_a_changelog_is_a_state_of_the_table(tmp_path: Path, image: str) -> None:
-    """This includes offsets in the middle of a batch, and between -U and +U."""
+    """The rule includes offsets in the middle of a batch, and between -U and +U."""
     async with tables(tmp_path / "data", NEVER) as all_tables:
         table = await all_tables.create(COLUMNS, changelog_image=image)
         rng = random.Random(4)

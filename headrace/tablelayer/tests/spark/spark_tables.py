@@ -72,7 +72,7 @@ class Server:
         self.address = ready.group(1)
 
     def kill(self) -> None:
-        """kill -9, and wait until it is gone."""
+        """Kill it with SIGKILL, and wait until it is gone."""
         assert self._process is not None
         self._process.kill()
         self._process.wait(timeout=60)

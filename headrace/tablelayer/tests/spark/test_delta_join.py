@@ -126,7 +126,7 @@ def test_the_stream_applied_by_key_is_the_join_of_the_tables(
     by_prefix: bool,
     how: Any,
 ) -> None:
-    """This holds for any micro-batches, and however far lookups run ahead of them."""
+    """The rule holds for any micro-batches, and however far lookups run ahead of them."""
     right_definition = ADDRESSES if by_prefix else CUSTOMERS
     on = {"customer": right_definition.bucket_key[0]}
     join = check_join("x:1", ORDERS, right_definition, on, None, how)

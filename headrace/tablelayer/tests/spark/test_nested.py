@@ -1,5 +1,6 @@
 """ARRAY, MAP and ROW columns through Spark: written, streamed, looked up, tiered into Iceberg, read together with
-the log."""
+the log.
+"""
 
 from __future__ import annotations
 

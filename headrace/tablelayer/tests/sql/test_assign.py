@@ -145,7 +145,7 @@ MOMENT_TYPES = [types.DATE, *map(types.timestamp, range(10)), *map(types.timesta
 @example(types.timestamp(6), types.timestamp(9), 253_402_214_400 * 10**9)
 @example(types.timestamp(3), types.timestamp(0), -500_000_000)
 def test_a_moment_is_cut_downwards_or_refused(given, wanted, nanos):
-    """This holds for each of DuckDB's types of moments, and for text."""
+    """The rule holds for each of DuckDB's types of moments, and for text."""
 
     def step(data_type):
         return DAY if data_type.kind is TypeKind.DATE else 10 ** (9 - data_type.precision)
