@@ -602,7 +602,7 @@ class SnapshotScan:
         self._place = (keys if last is None else keys.after(last), left)
         self.next_piece += 1
         schema, columns = self.wanted.schema, self.wanted.columns
-        message = stored_message.message_at(rows.addresses, rows.lengths, schema, columns)
+        message: Rows | None = stored_message.message_at(rows.addresses, rows.lengths, schema, columns)
         if message is None:
             message = encode_ipc(_columns(rows, self.bucket.versions, schema, columns))
         return message, last, has_more

@@ -126,7 +126,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class _Index(msgspec.Struct, frozen=True):
-    """The blocks of one file: int64[n, 2] (position, size), and their separators as `table_kernels.read_index` has them."""
+    """The index of one file: `blocks` is int64[n, 2] (position, size); separators as in `table_kernels.read_index`."""
 
     blocks: Table
     arena: npt.NDArray[np.uint8]

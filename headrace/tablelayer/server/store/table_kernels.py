@@ -12,7 +12,7 @@ these are equal. Callers keep the memory at all addresses, with `SLACK` readable
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +53,7 @@ ROW_BYTE: Final = 1
 
 
 @njit(cache=True, nogil=True)
-def varint_at(at: int, end: int) -> tuple[Int64, Int64]:
+def varint_at(at: Int64, end: Int64) -> tuple[Int64, Int64]:
     """Return (value of up to 35 bits, address behind it); (UNKNOWN, end) if it is cut off or too long."""
     value, shift = np.int64(0), np.int64(0)
     while at < end and shift < 7 * _VARINT_BYTES_MAX:
@@ -67,7 +67,7 @@ def varint_at(at: int, end: int) -> tuple[Int64, Int64]:
 
 
 @njit(cache=True, nogil=True)
-def _is_sound(at: int, size: int) -> bool:
+def _is_sound(at: Int64, size: Int64) -> bool:
     """Return whether the checksum of a block of `size` bytes, without its trailer, is right."""
     if size < SHORTEST:
         return False
@@ -103,7 +103,7 @@ def check(places: Indices, sizes: Indices, kinds: Indices) -> Int64:
 
 
 @njit(cache=True, nogil=True)
-def unpack(places: Indices, sizes: Indices, kinds: Indices, target: int) -> Int64:
+def unpack(places: Indices, sizes: Indices, kinds: Indices, target: Int64) -> Int64:
     """Decompress blocks into `target`, as large as `check` said; change their places and sizes. Return 0 or UNKNOWN."""
     for index in range(len(places)):
         if kinds[index]:
@@ -117,7 +117,7 @@ def unpack(places: Indices, sizes: Indices, kinds: Indices, target: int) -> Int6
 
 
 @njit(cache=True, nogil=True)
-def _length_at(at: int, end: int, nibble: int) -> tuple[Int64, Int64]:
+def _length_at(at: Int64, end: Int64, nibble: Int64) -> tuple[Int64, Int64]:
     """Return (length, address behind it) of LZ4's length whose first four bits are `nibble`."""
     length = np.int64(nibble)
     if nibble == 15:
@@ -132,7 +132,7 @@ def _length_at(at: int, end: int, nibble: int) -> tuple[Int64, Int64]:
 
 
 @njit(cache=True, nogil=True)
-def _decompress(at: int, end: int, out: int, out_end: int) -> bool:
+def _decompress(at: Int64, end: Int64, out: Int64, out_end: Int64) -> bool:
     """Decompress one LZ4 block; return whether it is valid and fills the output exactly.
 
     Source: LZ4's block format.
@@ -167,7 +167,7 @@ def _decompress(at: int, end: int, out: int, out_end: int) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def entries_end(at: int, size: int) -> Int64:
+def entries_end(at: Int64, size: Int64) -> Int64:
     """Return the address behind the last entry of a block, or UNKNOWN."""
     if size < 8:
         return np.int64(UNKNOWN)
@@ -214,7 +214,7 @@ def count(places: Indices, sizes: Indices, ends: Indices) -> tuple[Int64, Int64]
 
 
 @njit(cache=True, nogil=True)
-def _word_of(key: int, length: int) -> np.uint64:
+def _word_of(key: Int64, length: Int64) -> Int64:
     """Return the bytes 1 to 8 of a key as a number that sorts like them; bytes that it does not have count as 0."""
     word = swapped(word_at(key, 1))
     if length < 9:
@@ -224,7 +224,7 @@ def _word_of(key: int, length: int) -> np.uint64:
 
 
 @njit(cache=True, nogil=True)
-def _compared(left: int, left_length: int, right: int, right_length: int, start: int) -> Int64:
+def _compared(left: Int64, left_length: Int64, right: Int64, right_length: Int64, start: Any) -> Int64:
     """Return -1, 0 or 1 for the order of two keys that are equal before byte `start`."""
     shorter = min(left_length, right_length)
     for index in range(start, shorter):
@@ -303,8 +303,8 @@ def merge(
     """Merge runs of blocks into the rows that a snapshot has, in key order.
 
     The blocks of run i are `run_starts[i]` to `run_starts[i + 1]`, in key order. `key_bytes` is the longest key.
-    Rows are not below `lower`, and, if `is_bounded`, below or up to `upper`, which has `SLACK` more bytes. Entries with a
-    sequence number above `sequence` do not count. `limits` are rows, bytes of values, bytes of rows in Arrow's form,
+    Rows are not below `lower`, and, if `is_bounded`, below or up to `upper`, which has `SLACK` more bytes. Entries with
+    a sequence number above `sequence` do not count. `limits` are rows, bytes of values, bytes of rows in Arrow's form,
     and the width and the factor of these (`RowCost`); the row that reaches a limit is included. `last` becomes the
     key of the last row that was looked at.
 
@@ -333,7 +333,7 @@ def merge(
     last_at, last_length = last.ctypes.data, np.int64(-1)
     last_word = np.uint64(0)
     while found < limits[0] and size < limits[1] and made < limits[2]:
-        best = np.int64(-1)
+        best: Int64 = np.int64(-1)
         word, tag = np.uint64(0), np.uint64(0)
         key, length = np.int64(0), np.int64(0)
         for run in range(runs):
@@ -383,8 +383,8 @@ def merge(
 
 @njit(cache=True, nogil=True)
 def read_index(
-    at: int,
-    end: int,
+    at: Int64,
+    end: Int64,
     is_delta: bool,
     tag_bytes: int,
     file_size: int,

@@ -5,7 +5,7 @@ Source: xxHash's specification (`doc/xxhash_spec.md`). A block has at least one 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numba import njit
@@ -42,7 +42,7 @@ _32, _37, _47 = np.uint64(32), np.uint64(37), np.uint64(47)
 
 
 @njit(cache=True, nogil=True)
-def _folded(left: np.uint64, right: np.uint64) -> np.uint64:
+def _folded(left: Any, right: Any) -> Any:
     """Return the two halves of the product of 128 bits, combined by exclusive or."""
     a, b, c, d = left & _LOW, left >> _32, right & _LOW, right >> _32
     low, cross = a * c, (a * c >> _32) + (b * c & _LOW) + a * d
@@ -50,23 +50,23 @@ def _folded(left: np.uint64, right: np.uint64) -> np.uint64:
 
 
 @njit(cache=True, nogil=True)
-def _avalanche(value: np.uint64) -> np.uint64:
+def _avalanche(value: Any) -> Any:
     value = (value ^ (value >> _37)) * _MX
     return value ^ (value >> _32)
 
 
 @njit(cache=True, nogil=True)
-def _mixed(at: int, secret: int) -> np.uint64:
+def _mixed(at: int, secret: int) -> Any:
     return _folded(word_at(at, 0) ^ word_at(secret, 0), word_at(at, 8) ^ word_at(secret, 8))
 
 
 @njit(cache=True, nogil=True)
-def _lane(value: np.uint64) -> np.uint64:
+def _lane(value: Any) -> Any:
     return (value & _LOW) * (value >> _32)
 
 
 @njit(cache=True, nogil=True)
-def _scrambled(value: np.uint64, key: np.uint64) -> np.uint64:
+def _scrambled(value: Any, key: Any) -> Any:
     return (value ^ (value >> _47) ^ key) * _P32_1
 
 
