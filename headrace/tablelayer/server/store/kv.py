@@ -24,7 +24,7 @@ import json
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from pathlib import Path
 from struct import Struct
@@ -56,10 +56,12 @@ from headrace.tablelayer.server.store.first_rows import FirstRows, Remembered
 from headrace.tablelayer.server.store.open_stores import OpenStores, StoreFiles, Use
 from headrace.tablelayer.server.store.sorted_tables import (
     Indexes,
-    Limits as PieceLimits,
     SortedTables,
     StoredRows,
     UnknownTableError,
+)
+from headrace.tablelayer.server.store.sorted_tables import (
+    Limits as PieceLimits,
 )
 
 ROW_PREFIX = b"\x01"
