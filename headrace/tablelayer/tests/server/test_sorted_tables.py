@@ -166,7 +166,7 @@ def test_every_piece_of_a_scan_shows_one_state(
     store = KeyValueStore.open(tmp_path / "kv", SmallMemory(Limits()))
     keys = [b"\x01" + n.to_bytes(4, "big") for n in range(100)]
     store.write([(keys, [b"old"] * 100)], 100, 100)
-    store._files._database = Racing(store._database)
+    store._files._database = Racing(store._files._database)
     snapshot = store.snapshot()
     assert rows_of(snapshot, KeyRange(), random.Random(1)) == [b"old"] * 100 + [b"new"] * 3
     store.write([(keys, [b"new"] * 100)], 200, 100)
