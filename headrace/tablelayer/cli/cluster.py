@@ -16,7 +16,8 @@ from headrace.tablelayer.cli.words import counted
 cluster = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Brokers of a cluster and their partitions: status, health, brokers, drain, rebalance, replicate, adopt.",
+    help="Brokers of a cluster and their partitions: status, health, brokers, bundle, drain, rebalance, "
+    "replicate, adopt.",
 )
 
 _NAMED_MAX = 10
@@ -220,6 +221,35 @@ def brokers(output: FormatOption = Format.TABLE, server: ServerOption = DEFAULT_
     ]
     names = ("broker", "address", "rack", "is alive", "partitions led", "is controller")
     write_rows(names, sorted(rows), output, numeric=(True, False, False, False, True, False))
+
+
+@cluster.command()
+def bundle(
+    to: Annotated[Path, typer.Argument(metavar="FILE.tar.gz", help="The archive to write.")],
+    metrics: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="Metrics of a broker, as http://HOST:9308/metrics; repeatable."),
+    ] = None,
+    log: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE", help="A log file of a broker, of which the last 20 MiB are taken; repeatable."
+        ),
+    ] = None,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Write the cluster's state into one archive, for a report about a fault: without records and without secrets.
+
+    It has brokers, replicas, offsets, groups, configurations, versions, and the given metrics and logs. Secret
+    configurations are hidden, and values behind their names in logs. Names of topics, groups and hosts are in it.
+
+    \b
+      headrace cluster bundle fault.tar.gz
+      headrace cluster bundle fault.tar.gz --metrics http://127.0.0.1:9308/metrics --log ./data/headrace.log
+    """
+    from headrace.tablelayer.cli.bundle import write_bundle
+
+    write_bundle(server, to, metrics or [], log or [])
 
 
 @cluster.command()
