@@ -180,7 +180,7 @@ class RowStream:
                 max(width, *(_width(row[index]) for row in texts)) if texts else width
                 for index, width in enumerate(before)
             ]
-            if sys.stdout.isatty() and not self._as_records:
+            if not begun and sys.stdout.isatty():
                 total = sum(self._widths) + 2 * (len(names) - 1)
                 self._as_records = total > get_terminal_size().columns
             if self._as_records:
