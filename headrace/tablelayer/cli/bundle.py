@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import typer
 
-from headrace.tablelayer.cli.cluster import cluster_object
+from headrace.tablelayer.cli.cluster_state import cluster_object
 from headrace.tablelayer.cli.connect import open_connection
 from headrace.tablelayer.cli.errors import CommandError, explain
 from headrace.tablelayer.cli.words import counted
