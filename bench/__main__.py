@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import against, cluster, fluss, lake, remote, spark, tables, transcode
+from bench import against, cluster, fluss, lake, many_tables, remote, spark, tables, transcode
 from bench.figures import GROUPS, Size, chosen
 from bench.fluss_peer import FLUSS
 from bench.maven import java
@@ -26,6 +26,8 @@ from bench.report import Samples, show_beside, show_comparison, show_rates, show
 from bench.spark_world import measure, world
 
 WORK = Path(".bench")
+MANY = "many"
+"""The group of tables that measures thousands of them; it runs only if it is named."""
 IN_SPARK = {"spark": spark.GROUPS, "lake": lake.GROUPS}
 EVERYTHING = ("kafka", "cluster", "fluss", "tables", "transcode", "remote", *IN_SPARK)
 
@@ -90,6 +92,7 @@ def main() -> None:
         *cluster.GROUPS,
         *fluss.GROUPS,
         *against.GROUPS,
+        MANY,
         *(name for section in IN_SPARK.values() for name in section),
     ]
     parser.add_argument(
@@ -105,7 +108,7 @@ def main() -> None:
         action="append",
         default=[],
         choices=list(dict.fromkeys(groups)),
-        help="of the groups of all but tables, transcode and remote",
+        help="of the groups of all but transcode and remote; of tables only many",
     )
     parser.add_argument("--json", type=Path, help="write every sample, ratio and goal to this file")
     parser.add_argument("--tree", type=Path, help="of against: a working tree of Headrace at another commit")
@@ -125,7 +128,8 @@ def main() -> None:
         Samples(FLUSS),
         Samples(against.OTHER),
     )
-    rows, rates, tiered = {}, {}, Samples()
+    rows: dict[str, list[float]] = {}
+    rates, tiered = {}, Samples()
     if not arguments.what and shutil.which(java()) is None:
         console.print("There is no Java here: nothing is measured beside Kafka and Fluss.")
         what = ("tables", "transcode", "remote")
@@ -154,7 +158,15 @@ def main() -> None:
             fluss.measure(WORK, beside_fluss, arguments.only, rounds, scale, quick=arguments.quick)
         finally:
             show_comparison(console, beside_fluss)
-    if "tables" in what:
+    if "tables" in what and MANY in arguments.only:
+        folder = WORK / "many"
+        with suppress(FileNotFoundError):
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+        for title, figures in many_tables.measure(folder.absolute(), scale).items():
+            show_tables(console, figures, title)
+            rows |= {f"{title}: {name}": values for name, values in figures.items()}
+    elif "tables" in what:
         folder = WORK / "tables"
         with suppress(FileNotFoundError):
             shutil.rmtree(folder)

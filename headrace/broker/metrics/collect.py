@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from headrace.broker.api.log_dirs import sizes_on_disk
 from headrace.broker.metrics.model import OTHERS, Gathering, Metric, MetricKind
 from headrace.broker.metrics.totals import Totals
+from headrace.broker.runtime import open_files
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -44,6 +45,21 @@ HANDSHAKES = Metric(
     "headrace_tls_handshakes_pending",
     _GAUGE,
     "Connections whose TLS handshake is running or waits for its turn.",
+)
+OPEN_FILES = Metric("headrace_open_files", _GAUGE, "Files and sockets that the server has open.")
+OPEN_FILES_MAX = Metric(
+    "headrace_open_files_max", _GAUGE, "Limit of files and sockets that the server may have open (ulimit -n)."
+)
+SEGMENT_FILES_OPEN = Metric("headrace_log_files_open", _GAUGE, "Open files of log segments.")
+SEGMENT_FILES_MAX = Metric(
+    "headrace_log_files_open_max",
+    _GAUGE,
+    "Number of open files of log segments from which the least recently used ones are closed.",
+)
+SEGMENT_FILES_CLOSED = Metric(
+    "headrace_log_files_closed_total",
+    _COUNTER,
+    "Files of log segments that were closed because there were too many or because they were idle.",
 )
 BACKGROUND_FAILURES = Metric(
     "headrace_background_failures_total",
@@ -94,7 +110,8 @@ TRANSACTIONS_ENDED = Metric(
 BROKER_METRICS: Final = (
     CONNECTIONS, CONNECTIONS_ACCEPTED, FAULTS,
     HANDSHAKES, BYTES_IN, RECORDS_IN, BYTES_OUT, RECORDS_OUT, LOG_SIZE, TOPICS,
-    GROUPS, GROUP_LAG, TRANSACTIONS, TRANSACTIONS_ENDED, BACKGROUND_FAILURES,
+    GROUPS, GROUP_LAG, TRANSACTIONS, TRANSACTIONS_ENDED, BACKGROUND_FAILURES, OPEN_FILES, OPEN_FILES_MAX,
+    SEGMENT_FILES_OPEN, SEGMENT_FILES_MAX, SEGMENT_FILES_CLOSED,
 )  # fmt: skip
 _TRAFFIC: Final = (BYTES_IN, RECORDS_IN, BYTES_OUT, RECORDS_OUT)
 
@@ -135,6 +152,11 @@ class BrokerCollector:
         for fault, count in self._network.faults.items():
             gathering.put(FAULTS, count, fault.value)
         gathering.put(HANDSHAKES, self._network.pending_handshakes)
+        gathering.put(OPEN_FILES, open_files.count())
+        gathering.put(OPEN_FILES_MAX, open_files.limit())
+        gathering.put(SEGMENT_FILES_OPEN, open_files.SEGMENT_FILES.count)
+        gathering.put(SEGMENT_FILES_MAX, open_files.SEGMENT_FILES.max or open_files.share())
+        gathering.put(SEGMENT_FILES_CLOSED, open_files.SEGMENT_FILES.closed)
         gathering.put(BACKGROUND_FAILURES, self._background.failures)
         await self._collect_topics(gathering)
         await self._collect_groups(gathering)

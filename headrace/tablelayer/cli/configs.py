@@ -11,8 +11,6 @@ from headrace.tablelayer.cli.errors import CommandError
 from headrace.tablelayer.cli.options import DEFAULT_SERVER, Format, FormatOption, ServerOption
 from headrace.tablelayer.cli.words import DryRunOption, named_values
 
-_VALUE_MAX = 48
-
 configs = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -70,7 +68,7 @@ def list_configured(
                     continue  # deleted meanwhile
                 raise
             rows += [
-                (word, name or "all", each.name, _cut(_shown(each.value, each.is_sensitive), output))
+                (word, name or "all", each.name, _shown(each.value, each.is_sensitive))
                 for each in found
                 if each.source in own
             ]
@@ -163,13 +161,6 @@ def set_configs(
         )
     done = "could be" if dry_run else "are"
     typer.echo(f"{len(wanted) + len(removed)} configurations of {kind.value} {name} {done} set")
-
-
-def _cut(value: str | None, output: Format) -> str | None:
-    """Return a value for a table of readable width: a table's schema has thousands of characters."""
-    if output is not Format.TABLE or value is None or len(value) <= _VALUE_MAX:
-        return value
-    return f"{value[:_VALUE_MAX]}…"
 
 
 def _shown(value: str | None, is_sensitive: bool) -> str | None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from headrace.tablelayer.cli.cluster_state import missing_text
+from headrace.tablelayer.cli.cluster import missing_text
 from headrace.tablelayer.cli.errors import explain
 from headrace.tablelayer.cli.lake import span_text
 from headrace.tablelayer.cli.options import Format
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from headrace.tablelayer.client.admin.databases import ServerProcess
 
 _FILES_WARN, _FILES_FAIL = 65_536, 4_096
+FILES_WARN_SHARE = 0.8
+"""Share of the limit of open files above which an operator is warned."""
 _DISK_WARN_SHARE, _DISK_FAIL_SHARE, _DISK_FAIL_BYTES = 0.1, 0.05, 1 << 30
 _JAVA = (17, 21)
 _PACKAGES = {"pyarrow": (19,), "duckdb": (1, 2), "rocksdict": (0, 3, 29), "numba": (0, 61), "numpy": (2,)}
@@ -426,6 +428,10 @@ def process_findings(process: ServerProcess) -> Iterator[Finding]:
         advice = f"ulimit -Hn {_FILES_WARN} before it is started, or LimitNOFILE={_FILES_WARN} for a service"
         text = f"broker {process.broker_id} may open {most} files only"
         yield Finding("server's open files", verdict, text, advice)
+    if 0 <= most * FILES_WARN_SHARE < process.open_files:
+        text = f"broker {process.broker_id} has {process.open_files} of {most} files open"
+        advice = "raise the limit of open files (ulimit -Hn, or LimitNOFILE for a service) and start it again"
+        yield Finding("server's open files", Verdict.WARNING, text, advice)
 
 
 def advertised(node_id: int, host: str, port: int) -> Finding:

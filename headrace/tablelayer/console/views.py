@@ -77,6 +77,8 @@ class Views:
                     "version": None if process is None else process.version,
                     "up_ms": None if process is None else process.uptime_ms,
                     "memory_bytes": None if process is None else process.memory_bytes,
+                    "open_files": -1 if process is None else process.open_files,
+                    "open_files_max": -1 if process is None else process.open_files_max,
                     "disk_free_bytes": free,
                     "disk_bytes": total,
                 }
@@ -92,6 +94,8 @@ class Views:
                 "version": None,
                 "up_ms": None,
                 "memory_bytes": None,
+                "open_files": -1,
+                "open_files_max": -1,
                 "disk_free_bytes": -1,
                 "disk_bytes": -1,
             }

@@ -261,7 +261,12 @@ class TableExtension:
             context.metadata.topic_listeners.append(self._followed)
         services = self._services
         collector = TableCollector(
-            context, self.catalog, self.lake_subjects, services.refusals, services.standbys
+            context,
+            self.catalog,
+            self.lake_subjects,
+            services.refusals,
+            services.standbys,
+            services.open_stores,
         )
         context.metrics.add(TABLE_METRICS, collector.collect)
 

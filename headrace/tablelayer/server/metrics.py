@@ -6,7 +6,7 @@ partitioned table are summed under the table's name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from headrace.broker.metrics.model import Gathering, Metric, MetricKind
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from headrace.tablelayer.server.kafka_face.refusals import Refusals
     from headrace.tablelayer.server.lake.subjects import LakeSubjects
     from headrace.tablelayer.server.services import KeptStore
+    from headrace.tablelayer.server.store.open_stores import OpenStores
 
 _GAUGE: Final = MetricKind.GAUGE
 _TABLE: Final = ("table",)
@@ -51,6 +52,26 @@ UNFLUSHED = Metric(
     _GAUGE,
     "Records of a primary-key table's log that a start after a crash would replay.",
     _TABLE,
+)
+STORES_OPEN = Metric(
+    "headrace_kv_stores_open", _GAUGE, "Key-value stores of primary-key tables that are open."
+)
+STORES_CLOSED = Metric(
+    "headrace_kv_stores_closed",
+    _GAUGE,
+    "Key-value stores that are closed because they were not used lately; their next use opens them.",
+)
+STORES_MAX = Metric(
+    "headrace_kv_stores_open_max",
+    _GAUGE,
+    "Number of key-value stores that may be open: `kv.open.stores.max`, or less under a low limit of open files.",
+)
+STORE_FILES = Metric("headrace_kv_store_files_open", _GAUGE, "Open files of key-value stores, about.")
+STORES_REOPENED = Metric(
+    "headrace_kv_stores_reopened_total",
+    MetricKind.COUNTER,
+    "Number of times that a closed key-value store was opened again. If it rises all the time, raise "
+    "`kv.open.stores.max` or the limit of open files.",
 )
 SNAPSHOT_SIZE = Metric(
     "headrace_table_snapshot_size_bytes",
@@ -125,8 +146,9 @@ REFUSED = Metric(
     ("table", "reason"),
 )
 TABLE_METRICS: Final = (
-    TABLES, ROWS_WRITTEN, REFUSED, UNREADABLE, ROWS, KV_SIZE, UNFLUSHED, SNAPSHOT_SIZE, SNAPSHOT_AGE, LAKE_LAG,
-    LAKE_LAG_SECONDS, LAKE_COMMITS, LAKE_AGE, LAKE_FAILURES, LAKE_MISSING, STANDBY_LAG, STANDBY_ROWS, STANDBY_LOOKUPS,
+    TABLES, ROWS_WRITTEN, REFUSED, UNREADABLE, ROWS, KV_SIZE, UNFLUSHED, STORES_OPEN, STORES_CLOSED, STORES_MAX,
+    STORE_FILES, STORES_REOPENED, SNAPSHOT_SIZE, SNAPSHOT_AGE, LAKE_LAG, LAKE_LAG_SECONDS, LAKE_COMMITS, LAKE_AGE,
+    LAKE_FAILURES, LAKE_MISSING, STANDBY_LAG, STANDBY_ROWS, STANDBY_LOOKUPS,
 )  # fmt: skip
 
 
@@ -140,7 +162,10 @@ class TableCollector:
         subjects: LakeSubjects,
         refusals: Refusals,
         standbys: Mapping[tuple[UUID, int], KeptStore],
+        open_stores: Callable[[], OpenStores | None] = lambda: None,
     ) -> None:
+        """`open_stores` returns the open key-value stores, if there are any."""
+        self._open_stores = open_stores
         self._refusals = refusals
         self._standbys = standbys
         self._standby_totals = Totals(2)
@@ -159,8 +184,10 @@ class TableCollector:
         await self._collect_standbys(gathering)
         from headrace.tablelayer.server.bucket.bucket import TableBucket
         from headrace.tablelayer.server.bucket.key_bucket import KeyBucket
+        from headrace.tablelayer.server.store.open_stores import FILES_MIN
 
         now_ms = self._context.clock.time_ms()
+        closed = 0
         names, buckets = set(), []
         ages: dict[str, float] = {}
         for partition in self._context.replicas.all_partitions():
@@ -180,6 +207,7 @@ class TableCollector:
                 continue
             store = bucket.store
             if store is not None:
+                closed += store.is_made and not store.is_open
                 gathering.add(ROWS, store.row_count, label)
                 gathering.add(KV_SIZE, store.size_bytes(), label)
                 gathering.add(UNFLUSHED, max(0, partition.high_watermark - store.durable_offset), label)
@@ -187,6 +215,12 @@ class TableCollector:
             if newest is not None:
                 gathering.add(SNAPSHOT_SIZE, newest.size_bytes, label)
                 ages[label] = max(ages.get(label, 0.0), (now_ms - newest.created_at_ms) / 1000)
+        if (stores := self._open_stores()) is not None:
+            gathering.put(STORES_OPEN, stores.count)
+            gathering.put(STORES_CLOSED, closed)
+            gathering.put(STORES_MAX, min(stores.stores_max, stores.files_max // FILES_MIN))
+            gathering.put(STORE_FILES, stores.files)
+            gathering.put(STORES_REOPENED, stores.reopened)
         for label, age in ages.items():
             gathering.put(SNAPSHOT_AGE, age, label)
         await self._totals.keep(names, buckets, gathering.breathe)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from headrace.tablelayer.model.rows.versions import SchemaVersions
     from headrace.tablelayer.server.catalog.catalog import Catalog
     from headrace.tablelayer.server.store.kv import KeyValueStore, SharedMemory
+    from headrace.tablelayer.server.store.open_stores import OpenStores
     from headrace.tablelayer.server.store.snapshots import BucketSnapshots
 
 Result = TypeVar("Result")
@@ -274,6 +275,10 @@ class Services:
             )
             open_files.SEGMENT_FILES.also(self._memory.stores.close_one)
         return self._memory
+
+    def open_stores(self) -> OpenStores | None:
+        """Return the stores that are open; None before the first primary-key table."""
+        return None if self._memory is None else self._memory.stores
 
     async def close_idle_stores(self) -> None:
         """Close some stores that were not used for `store_idle_seconds`."""

@@ -13,7 +13,6 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from traceback import clear_frames
 from typing import Any
 from uuid import uuid4
 from weakref import WeakSet
@@ -153,12 +152,9 @@ class Engine:
             reader = in_arrow(database.sql(self._sql)).to_arrow_reader(_BATCH_ROWS)
         except duckdb.Error as error:
             database.close()
-            del database  # a traceback keeps the frames, and with them DuckDB's objects
-            clear_frames(error.__traceback__)
             raise self._said(error, arriving.values()) from error
         except BaseException:
             database.close()
-            del database
             raise
         schema, running = reader.schema, _Running(database, reader)
 

@@ -113,15 +113,15 @@ def test_a_lack_of_descriptors_ends_one_operation(world, files, error, work) -> 
 
 @pytest.mark.parametrize("suffix", ["", ".log"])
 @pytest.mark.parametrize("skip", range(6))
-def test_a_flush_without_descriptors_for_folders_and_names_is_done_later(world, files, suffix, skip) -> None:
+def test_a_commit_without_descriptors_for_folders_and_names_is_done_later(world, files, suffix, skip) -> None:
     log = filled(world, 15)
     world.disk.fail(Fault("open" if suffix else "sync_directory", errno.EMFILE, skip=skip, suffix=suffix))
     for segment in log.segments:
         segment.close_file()
     for _ in range(2):
         with suppress(KafkaError):
-            log.flush()
-    log.flush()
+            log.commit()
+    log.commit()
     assert log.failure is None
     assert log.recovery_point == log.log_end_offset
     survived = world.open(world.disk.restart(Tear.LOST), **SEGMENTS)

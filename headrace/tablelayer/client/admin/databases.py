@@ -56,7 +56,7 @@ class DatabaseDescription:
 @dataclass(frozen=True, slots=True)
 class ServerProcess:
     """A broker's process. `cpu_ms` is user and system time so far. `memory_bytes` is resident memory, -1 if unknown.
-    `open_files_max` is the limit of open files, -1 for none.
+    `open_files_max` is the limit of open files, -1 for none. `open_files` is their number, -1 if unknown.
     """
 
     broker_id: int
@@ -68,6 +68,7 @@ class ServerProcess:
     cpu_ms: int
     memory_bytes: int
     open_files_max: int
+    open_files: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +297,7 @@ class AsyncAdmin:
                     said.cpu_ms,
                     said.memory_bytes,
                     said.open_files_max,
+                    said.open_files,
                 )
             )
         return found

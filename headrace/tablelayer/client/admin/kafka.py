@@ -235,23 +235,15 @@ class AsyncKafkaAdmin:
         )
 
     async def create_topic(
-        self,
-        name: str,
-        *,
-        partitions: int = -1,
-        replicas: int = -1,
-        configs: Mapping[str, str] | None = None,
+        self, name: str, *, partitions: int = -1, configs: Mapping[str, str] | None = None
     ) -> TopicDescription:
-        """Create a topic; -1 partitions or replicas: the server's default.
-
-        KafkaError TOPIC_ALREADY_EXISTS, INVALID_REPLICATION_FACTOR, ...
-        """
+        """Create a topic; -1 partitions: the server's default. KafkaError TOPIC_ALREADY_EXISTS, ..."""
         request = CreateTopicsRequest(
             topics=[
                 CreatableTopic(
                     name=name,
                     num_partitions=partitions,
-                    replication_factor=replicas,
+                    replication_factor=-1,
                     configs=[
                         CreatableTopicConfig(name=key, value=value) for key, value in (configs or {}).items()
                     ],

@@ -13,7 +13,7 @@ class DescribeServerRequest(ApiMessage, key=10070, kind="request", versions="0",
 class DescribeServerResponse(TableResponse, key=10070, kind="response", versions="0", flexible="0+"):
     """`cpu_ms`: user and system time since the process began. `memory_bytes`: its resident memory, -1 if unknown.
 
-    `open_files_max`: the limit of open files, -1 for no limit.
+    `open_files_max`: the limit of open files, -1 for no limit. `open_files`: their number, -1 if unknown.
     """
 
     broker_id: int = int32()
@@ -23,6 +23,7 @@ class DescribeServerResponse(TableResponse, key=10070, kind="response", versions
     cpu_ms: int = int64()
     memory_bytes: int = int64(default=-1)
     open_files_max: int = int64(default=-1)
+    open_files: int = int64(default=-1, ignorable=True, tag=0)
 
 
 class BeginBackupRequest(ApiMessage, key=10081, kind="request", versions="0", flexible="0+"):

@@ -12,6 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from headrace.broker.requests.declaration import ApiDeclaration, RequestContext
+from headrace.broker.runtime import open_files
 from headrace.broker.security.requirement import whole
 from headrace.broker.security.rights import Operation
 from headrace.protocol.errors import KafkaError
@@ -56,6 +57,7 @@ class ProcessApi:
             cpu_ms=int((used.ru_utime + used.ru_stime) * 1000),
             memory_bytes=_memory_bytes(),
             open_files_max=-1 if soft == resource.RLIM_INFINITY else soft,
+            open_files=open_files.count(),
         )
 
     async def begin_backup(self, _: RequestContext, __: m.BeginBackupRequest) -> m.BeginBackupResponse:

@@ -27,6 +27,8 @@ logger = logging.getLogger("headrace.tables")
 
 FILES_OF_STORE: Final = 6
 """Files of an open store without its sorted tables: LOG, LOCK, MANIFEST, a write-ahead log, and its folder twice."""
+FILES_MIN: Final = FILES_OF_STORE + 1
+"""Files of an open store with one sorted table."""
 _CLOSED_TOGETHER: Final = 64
 """Maximum number of idle stores that one call closes: some hundred milliseconds of a thread."""
 _TRIMMED_FROM: Final = 16
@@ -78,7 +80,7 @@ class OpenStores:
                 self._open[store] = files
                 self._used_at[store] = self._clock.monotonic()
 
-    def make_room(self, files: int = FILES_OF_STORE + 1) -> bool:
+    def make_room(self, files: int = FILES_MIN) -> bool:
         """Close the least recently used stores until another one with that many files fits.
 
         Stores in use, and those that cannot be flushed, stay. Return whether any was closed.

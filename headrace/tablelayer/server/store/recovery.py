@@ -67,15 +67,11 @@ class StoreRecovery(msgspec.Struct):
 
     async def open(self, log_start: int, log_end: int) -> KeyValueStore:
         """Return the store to use. Raises UnrecoverableBucketError."""
-        disk = self.workers.memory.disk
-        if await self.workers.run(_is_new, disk, self.directory) and log_end == 0:
-            return KeyValueStore.unmade(self.directory, self.workers.memory, self.stores)
-        if log_end >= log_start:
-            noted = await self.workers.run(
-                KeyValueStore.noted, self.directory, self.workers.memory, self.stores, log_end
-            )
-            if noted is not None:
-                return noted
+        store = await self.workers.run(
+            _closed, self.workers.memory, self.directory, self.stores, log_start, log_end
+        )
+        if store is not None:
+            return store
         try:
             store = await self._open()
         except DamagedStoreError as error:
@@ -161,13 +157,20 @@ class StoreRecovery(msgspec.Struct):
             self.distrusted.add(self.restored.id)
 
 
-def _is_new(disk: Disk, directory: Path) -> bool:
-    """Return whether there is no store yet. Remove what a killed process left beside it."""
-    prefix = f"{directory.name}."
+def _closed(
+    memory: SharedMemory, directory: Path, stores: int, log_start: int, log_end: int
+) -> KeyValueStore | None:
+    """Return the store if it need not be opened: there is none yet, or it was closed at the log's end.
+
+    Remove what a killed process left beside it.
+    """
+    disk, prefix = memory.disk, f"{directory.name}."
     for name in disk.directories(directory.parent):  # a table may have thousands of buckets
         if name.startswith(prefix) and name != f"{prefix}damaged":
             disk.remove_tree(directory.parent / name)
-    return not disk.is_directory(directory)
+    if log_end == 0 and not disk.is_directory(directory):
+        return KeyValueStore.unmade(directory, memory, stores)
+    return KeyValueStore.noted(directory, memory, stores, log_end) if log_end >= log_start else None
 
 
 def set_aside(disk: Disk, directory: Path) -> Path:
