@@ -1,11 +1,7 @@
-"""Produce (0): append batches.
+"""Produce (0): append batches, one `ProducedBatch` for each partition.
 
-Record data is never copied here: a batch goes from the frame to the log as a view. Plain partitions are appended to on
-the event loop; the answer is made in the same call. These are awaited, all of a request together:
-- partitions with hooks;
-- batches whose records take long to check (`Effort` limits the cost of a request);
-- announcing a partition to a transaction whose journal is slow or on another broker;
-- the fsync of `durability=power`, unless acks is 0.
+A batch that needs no wait is appended on the event loop, and the answer is made in the same call. All that has to be
+awaited for a request is awaited together, and the fsyncs of `durability=power` run together.
 
 Version 0 is advertised and never accepted: old clients infer the broker's features from the advertised minimum
 (KAFKA-18659), and send 3 or newer.
@@ -14,15 +10,22 @@ Version 0 is advertised and never accepted: old clients infer the broker's featu
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable
 from concurrent.futures import Executor
-from functools import partial
 from typing import Any
 
+from headrace.broker.api.produced_batch import (
+    ANSWER,
+    PREPARE,
+    WAIT,
+    Preparation,
+    ProducedBatch,
+    Production,
+    check_in_sync,
+    check_records,
+)
 from headrace.broker.cluster.endpoints import current_leader, endpoint
-from headrace.broker.log.errors import RecordErrors
-from headrace.broker.log.partition_log import AppendInfo, AppendOrigin
+from headrace.broker.log.partition_log import AppendOrigin
 from headrace.broker.metadata.cluster import ClusterMetadata
 from headrace.broker.metadata.identity import BrokerIdentity
 from headrace.broker.net.reply import CloseConnection
@@ -33,57 +36,26 @@ from headrace.broker.runtime.slices import Slices, Work
 from headrace.broker.security.quotas.model import Quota
 from headrace.broker.security.requirement import within
 from headrace.broker.security.rights import Operation, ResourceType, denied
-from headrace.broker.transactions.admission import admit_batch, check_guard
 from headrace.broker.transactions.coordinator import TransactionCoordinator
-from headrace.broker.transactions.verification import Guard
-from headrace.protocol.errors import DecodeError, ErrorCode, KafkaError
+from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.protocol.messages.produce import (
-    BatchIndexAndErrorMessage,
     LeaderIdAndEpoch,
     NodeEndpoint,
-    PartitionProduceData,
     PartitionProduceResponse,
     ProduceRequest,
     ProduceResponse,
     TopicProduceData,
     TopicProduceResponse,
 )
-from headrace.protocol.one_line import one_line
-from headrace.protocol.records import check
 from headrace.protocol.records.check import Effort, TakesTime
-from headrace.protocol.records.header import (
-    COMPRESSION_MASK,
-    FLAGS_POSITION,
-    HEADER_SIZE,
-    LENGTH,
-    LENGTH_POSITION,
-    LOG_OVERHEAD,
-    MAGIC_POSITION,
-    MAGIC_V2,
-    TRANSACTIONAL_BIT,
-)
+from headrace.protocol.records.header import FLAGS_POSITION, TRANSACTIONAL_BIT
 
-logger = logging.getLogger("headrace.api")
-
-_ZSTD = 4
 _FIRST_VERSION_WITH_IDS = 13
 _PLACEHOLDERS = (0x6B1D_A2E4_97C3_5F08, 0x2E97_04D8_B16A_F35C, 0x51F8_3C6E_0AD9_72B4)
-_REFUSALS = frozenset(
-    (
-        ErrorCode.INVALID_RECORD,
-        ErrorCode.CORRUPT_MESSAGE,
-        ErrorCode.MESSAGE_TOO_LARGE,
-        ErrorCode.POLICY_VIOLATION,
-    )
-)
-"""Error codes that are logged, as producers whose library shows only codes do not see the reason."""
-_REASON_LENGTH_MAX = 500
 _ANSWERS_TOGETHER = 8
 """Number of answers of one request that are handled without letting others run."""
 _AWAITED_TOGETHER = 100
 """Maximum number of partitions of one request that are handled concurrently: many times what clients send."""
-
-_Unsafe = tuple[Partition, AppendInfo, PartitionProduceResponse]
 
 
 class ProduceApi:
@@ -100,11 +72,8 @@ class ProduceApi:
         self._metadata = metadata
         self._find = replicas.find_partition
         self._identity = identity
-        self._executor = executor
+        self._preparation = Preparation(executor)
         self._slices = slices
-        self._kernel_asked_for = False
-        self._large_turn = asyncio.Lock()
-        """Taken by batches with a large decompressed size: they go one at a time, and must not wait in threads."""
 
     def declarations(self) -> list[ApiDeclaration]:
         return [
@@ -128,9 +97,10 @@ class ProduceApi:
             raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {acks}; it must be 0, 1 or -1 (all)")
         if request.transactional_id is not None:
             context.require(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id)
-        waiting: list[Coroutine[Any, Any, None]] = []
-        unsafe: list[_Unsafe] = []
-        slow: list[tuple[Partition, memoryview, PartitionProduceResponse]] = []
+        production = Production(request, context, self._find, self._transactions, self._preparation)
+        turns: list[list[ProducedBatch]] = []
+        slow: list[ProducedBatch] = []
+        written: list[ProducedBatch] = []
         effort = Effort()
         topics = []
         count = 0
@@ -154,46 +124,24 @@ class ProduceApi:
                 # The first append to a log opens its files; the client chooses the size of a batch.
                 if count > 2:
                     yield
-                answer = PartitionProduceResponse(index=data.index, base_offset=-1)
-                answers.append(answer)
-                try:
-                    partition = self._admit(name, data, context.api_version, acks)
-                    if data.records[FLAGS_POSITION] & TRANSACTIONAL_BIT:
-                        admission = admit_batch(
-                            self._transactions,
-                            request.transactional_id,
-                            partition,
-                            data.records,
-                            context.api_version,
-                        )
-                        if admission is not None:
-                            waiting.append(
-                                self._append_admitted(
-                                    admission, context, partition, data.records, request, answer
-                                )
-                            )
-                            continue
-                    if partition.hooks is None:
-                        try:
-                            info = partition.append(data.records, AppendOrigin.CLIENT, effort=effort)
-                        except TakesTime:
-                            slow.append((partition, data.records, answer))
-                            continue
-                        _fill(answer, info)
-                        if acks and partition.high_watermark <= info.last_offset:
-                            unsafe.append((partition, info, answer))
-                    else:
-                        waiting.append(_hand_over(partition, data.records, acks, request.timeout_ms, answer))
-                except Exception as error:  # noqa: BLE001 - of one partition: the others are appended to
-                    _refuse(answer, error, name)
+                batch = ProducedBatch(name, data, production)
+                batch.begin(effort)
+                answers.append(batch.answer)
+                step = batch.next
+                if step is PREPARE:
+                    slow.append(batch)
+                elif step is WAIT:
+                    written.append(batch)
+                elif step is not ANSWER:
+                    turns.append([batch])
             topics.append(
                 TopicProduceResponse(name=name, topic_id=topic.topic_id, partition_responses=answers)
             )
         response = ProduceResponse(responses=topics)
         if slow:
-            waiting.append(self._prepare_in_turn(context, slow, request))
-        if waiting or unsafe:
-            return self._wait(response, waiting, unsafe, request, context.listener)
+            turns.append(slow)
+        if turns or written:
+            return self._wait(response, turns, written, request, context.listener)
         return (yield from self._answer(response, acks, context.listener))
 
     def repeat(self, context: RequestContext, request: ProduceRequest) -> Repeat | None:
@@ -214,13 +162,13 @@ class ProduceApi:
         authorizer, rights = context.authorizer, context.authorizer.version
         try:
             config = partition.log.config
-            self._check_in_sync(partition, acks)
+            check_in_sync(partition, acks)
         except KafkaError:
             return None
         if config.needs_columns or config.flushes_by_count:
             return None  # these are not always answered at once
         known = metadata.version
-        append, check_records = partition.append, self._check_records
+        append = partition.append
 
         def handle(records: memoryview) -> tuple[int, int, int] | None:
             if metadata.version != known or partition.log.config is not config:
@@ -248,35 +196,27 @@ class ProduceApi:
     async def _wait(
         self,
         response: ProduceResponse,
-        waiting: list[Coroutine[Any, Any, None]],
-        unsafe: list[_Unsafe],
+        turns: list[list[ProducedBatch]],
+        written: list[ProducedBatch],
         request: ProduceRequest,
         listener: str,
     ) -> Work[ProduceResponse | None]:
-        """Await the appends and the fsyncs. `unsafe` is in the logs already: its fsyncs run together and are awaited in
-        turn.
+        """Finish the batches of each turn one after the other, and the turns together. Then wait for `written`, whose
+        fsyncs run together.
         """
         pace = self._slices.pace()
         deadline = asyncio.get_running_loop().time() + request.timeout_ms / 1000
-        waves = [
-            waiting[first : first + _AWAITED_TOGETHER] for first in range(0, len(waiting), _AWAITED_TOGETHER)
-        ]
-        try:
-            while waves:
-                wave = waves.pop(0)
-                if len(wave) == 1:
-                    await wave[0]
-                else:
-                    await asyncio.gather(*wave)
-                await pace.rest()
-        finally:
-            for wave in waves:
-                for coroutine in wave:
-                    coroutine.close()
-        for partition, info, answer in unsafe:
+        for first in range(0, len(turns), _AWAITED_TOGETHER):
+            together = turns[first : first + _AWAITED_TOGETHER]
+            if len(together) == 1:
+                await _finish(together[0])
+            else:
+                await asyncio.gather(*map(_finish, together))
+            await pace.rest()
+        for batch in written:
             await pace.rest()
             left_ms = int((deadline - asyncio.get_running_loop().time()) * 1000)
-            await _wait_durable(partition, info, request.acks, max(left_ms, 0), answer)
+            await batch.wait(max(left_ms, 0))
         return self._answer(response, request.acks, listener)
 
     def _answer(self, response: ProduceResponse, acks: int, listener: str) -> Work[ProduceResponse | None]:
@@ -313,160 +253,10 @@ class ProduceApi:
         if where is not None and all(known.node_id != where["node_id"] for known in response.node_endpoints):
             response.node_endpoints.append(NodeEndpoint(**where))
 
-    async def _prepare_in_turn(
-        self,
-        context: RequestContext,
-        slow: list[tuple[Partition, memoryview, PartitionProduceResponse]],
-        request: ProduceRequest,
-    ) -> None:
-        """Prepare the slow batches of a request in one thread, so that other requests have threads and cores."""
-        for partition, records, answer in slow:
-            await self._prepare_and_append(context, partition, records, request, answer)
 
-    async def _prepare_and_append(
-        self,
-        context: RequestContext,
-        partition: Partition,
-        records: memoryview,
-        request: ProduceRequest,
-        answer: PartitionProduceResponse,
-        guard: Guard | None = None,
-    ) -> None:
-        """Check the batch, and perhaps recompress it, in a thread, then append it. The next request of the connection
-        waits.
-        """
-        try:
-            loop = asyncio.get_running_loop()
-            if not self._kernel_asked_for:
-                self._kernel_asked_for = True
-                loop.run_in_executor(self._executor, check.load)  # its result is not awaited
-            prepare = partition.log.prepare
-            try:
-                prepared = await loop.run_in_executor(self._executor, partial(prepare, records, large=False))
-            except TakesTime:
-                async with self._large_turn:
-                    prepared = await loop.run_in_executor(self._executor, prepare, records)
-            context.require(Operation.WRITE, ResourceType.TOPIC, partition.topic.name)
-            check_guard(self._transactions, guard)
-            info = partition.append(prepared, AppendOrigin.CLIENT, prepared=True)
-            _fill(answer, info)
-        except Exception as error:  # noqa: BLE001 - of one partition; the others have their own answers
-            _refuse(answer, error, partition.topic.name)
-            return
-        if request.acks and partition.high_watermark <= info.last_offset:
-            await _wait_durable(partition, info, request.acks, request.timeout_ms, answer)
-
-    async def _append_admitted(
-        self,
-        admission: Awaitable[Guard | None],
-        context: RequestContext,
-        partition: Partition,
-        records: memoryview,
-        request: ProduceRequest,
-        answer: PartitionProduceResponse,
-    ) -> None:
-        """Append once the journal of transactions knows the partition."""
-        guard = None
-        try:
-            guard = await admission
-            context.require(Operation.WRITE, ResourceType.TOPIC, partition.topic.name)
-            check_guard(self._transactions, guard)
-            try:
-                info = partition.append(records, AppendOrigin.CLIENT, effort=Effort())
-            except TakesTime:
-                await self._prepare_and_append(context, partition, records, request, answer, guard)
-                return
-            _fill(answer, info)
-        except Exception as error:  # noqa: BLE001 - of one partition; the others have their own answers
-            _refuse(answer, error, partition.topic.name)
-            return
-        finally:
-            self._transactions.guards.release(guard)
-        if request.acks and partition.high_watermark <= info.last_offset:
-            await _wait_durable(partition, info, request.acks, request.timeout_ms, answer)
-
-    def _admit(self, topic: str, data: PartitionProduceData, version: int, acks: int) -> Partition:
-        """Return the partition for the batch. Raises KafkaError for what can be checked without reading records."""
-        partition = self._find(topic, data.index)
-        if partition is None:
-            raise KafkaError(
-                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                f"partition {data.index} of topic {topic!r} does not exist",
-            )
-        if partition.topic.internal:
-            raise KafkaError(
-                ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic} is an internal topic; clients cannot write to it"
-            )
-        partition.check_served()
-        self._check_records(partition, data.records, version)
-        self._check_in_sync(partition, acks)
-        return partition
-
-    @staticmethod
-    def _check_in_sync(partition: Partition, acks: int) -> None:
-        if acks != -1:
-            return
-        needed = partition.needed_in_sync
-        if needed > partition.in_sync_count:
-            raise KafkaError(
-                ErrorCode.NOT_ENOUGH_REPLICAS,
-                f"topic {partition.topic.name} needs min.insync.replicas={needed}; "
-                f"{partition.in_sync_count} in sync",
-            )
-
-    @staticmethod
-    def _check_records(partition: Partition, records: memoryview | None, version: int) -> None:
-        """Check a batch without reading its header. Raises KafkaError."""
-        if records is None or len(records) < HEADER_SIZE:
-            size = 0 if records is None else len(records)
-            raise KafkaError(
-                ErrorCode.INVALID_RECORD,
-                f"{size} bytes of records; a batch has at least {HEADER_SIZE} bytes",
-            )
-        if records[MAGIC_POSITION] != MAGIC_V2:
-            raise KafkaError(
-                ErrorCode.INVALID_RECORD,
-                f"record batches of format {records[MAGIC_POSITION]} are not accepted; only format {MAGIC_V2} is",
-            )
-        attributes = records[FLAGS_POSITION]
-        if version < 7 and attributes & COMPRESSION_MASK == _ZSTD:
-            raise KafkaError(
-                ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
-                f"zstd needs Produce 7 or newer; this is version {version}",
-            )
-        if partition.hooks is not None:
-            length = LENGTH.unpack_from(records, LENGTH_POSITION)[0] + LOG_OVERHEAD
-            if length != len(records):
-                raise KafkaError(
-                    ErrorCode.INVALID_RECORD,
-                    f"the batch has {length} bytes but {len(records)} were sent; send exactly one batch",
-                )
-
-
-async def _hand_over(
-    partition: Partition, records: memoryview, acks: int, timeout_ms: int, answer: PartitionProduceResponse
-) -> None:
-    try:
-        partition.check_served()
-        assert partition.hooks is not None
-        _fill(answer, await partition.hooks.produce(records, acks, timeout_ms))
-    except Exception as error:  # noqa: BLE001 - of one partition; the others have their own answers
-        _refuse(answer, error, partition.topic.name)
-
-
-async def _wait_durable(
-    partition: Partition, info: AppendInfo, acks: int, timeout_ms: int, answer: PartitionProduceResponse
-) -> None:
-    """Wait until a batch in the log is as durable as `acks` requires."""
-    try:
-        if not await partition.wait_acknowledged(info.last_offset + 1, acks, timeout_ms):
-            raise KafkaError(
-                ErrorCode.REQUEST_TIMED_OUT,
-                f"appended at offset {info.base_offset}, but not on disk, or on all replicas, within {timeout_ms} ms",
-            )
-    except Exception as error:  # noqa: BLE001 - of one partition; the others have their own answers
-        _refuse(answer, error, partition.topic.name)
-        answer.base_offset = answer.log_append_time_ms = answer.log_start_offset = -1
+async def _finish(batches: list[ProducedBatch]) -> None:
+    for batch in batches:
+        await batch.finish()
 
 
 def _denied(context: RequestContext, topic: TopicProduceData, name: str) -> Work[TopicProduceResponse]:
@@ -492,38 +282,6 @@ def _failed_topic(topic: TopicProduceData, error: KafkaError) -> Work[TopicProdu
             )
         )
     return response
-
-
-def _fill(answer: PartitionProduceResponse, info: AppendInfo) -> None:
-    answer.base_offset = info.base_offset
-    answer.log_append_time_ms = info.log_append_time_ms
-    answer.log_start_offset = info.log_start_offset
-
-
-def _refuse(answer: PartitionProduceResponse, error: Exception, topic: str) -> None:
-    if isinstance(error, DecodeError):
-        error = KafkaError(ErrorCode.INVALID_RECORD, str(error))
-    if not isinstance(error, KafkaError):
-        logger.error("appending to %s-%d failed", topic, answer.index, exc_info=error)
-        error = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the broker failed; its log says how")
-    elif error.code in _REFUSALS:
-        kind = f"refused records of {topic}"
-        what = one_line(error.message, _REASON_LENGTH_MAX)
-        logger.warning(
-            "a batch for %s-%d was refused: %s: %s",
-            topic,
-            answer.index,
-            error.code.name,
-            what,
-            extra={"kind": kind},
-        )
-    answer.error_code = error.code
-    answer.error_message = error.message
-    if isinstance(error, RecordErrors):
-        answer.record_errors = [
-            BatchIndexAndErrorMessage(batch_index=index, batch_index_error_message=text)
-            for index, text in error.errors
-        ]
 
 
 def _failed(request: ProduceRequest, version: int, error: KafkaError) -> Work[ProduceResponse]:

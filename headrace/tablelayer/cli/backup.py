@@ -152,6 +152,8 @@ def restore_backup(
     with _told(source):
         if listed:
             names = manifests(files)
+            if not names:
+                raise CommandError(f"there is no backup in {source}")
             write_rows(
                 ("time", "backup", "files", "bytes"),
                 [

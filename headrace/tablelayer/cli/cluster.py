@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.tablelayer.cli.cluster_state import NAMED_MAX, cluster_object, health_reasons, missing_text
 from headrace.tablelayer.cli.errors import CommandError
 from headrace.tablelayer.cli.options import DEFAULT_SERVER, Format, FormatOption, ServerOption
 from headrace.tablelayer.cli.words import counted
@@ -16,10 +17,10 @@ from headrace.tablelayer.cli.words import counted
 cluster = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Brokers of a cluster and their partitions: status, health, brokers, drain, rebalance, replicate, adopt.",
+    help="Brokers of a cluster and their partitions: status, health, brokers, bundle, drain, rebalance, "
+    "replicate, adopt.",
 )
 
-_NAMED_MAX = 10
 _LOOK_SECONDS = 0.5
 
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the moves without making them.")]
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from headrace.tablelayer.client import Connection
-    from headrace.tablelayer.client.admin.cluster_state import ClusterDescription, MissingBroker
+    from headrace.tablelayer.client.admin.cluster_state import ClusterDescription
     from headrace.tablelayer.client.admin.placement import Placement
 
 
@@ -66,22 +67,21 @@ def _show(found: ClusterDescription) -> None:
         f"{counted(found.topic_count, 'topic')}, {counted(found.partition_count, 'partition')},"
         f" {len(found.offline)} offline"
     )
-    for topic, partition in found.offline[:_NAMED_MAX]:
-        typer.echo(f"  {topic}-{partition} has no leader: its broker is not alive")
-    if len(found.offline) > _NAMED_MAX:
-        typer.echo(f"  and {len(found.offline) - _NAMED_MAX} more")
+    for topic, partition in found.offline[:NAMED_MAX]:
+        reason = (
+            "its replicas are alive, but none is known to have all records"
+            if (topic, partition) in found.not_eligible
+            else "its broker is not alive"
+        )
+        typer.echo(f"  {topic}-{partition} has no leader: {reason}")
+    if len(found.offline) > NAMED_MAX:
+        typer.echo(f"  and {len(found.offline) - NAMED_MAX} more")
     if found.under_replicated:
         verb = "has" if len(found.under_replicated) == 1 else "have"
         typer.echo(
             f"{counted(len(found.under_replicated), 'partition')} {verb} replicas that are not in sync,"
             f" {len(found.under_min_isr)} fewer in sync than min.insync.replicas"
         )
-
-
-def missing_text(broker: MissingBroker) -> str:
-    """Return a sentence about a broker that is not alive."""
-    where = f" ({broker.host}:{broker.port})" if broker.host else ""
-    return f"broker {broker.broker_id}{where} is not alive; it has {counted(broker.replicas, 'replica')}"
 
 
 def _write(found: ClusterDescription, output: Format) -> None:
@@ -101,27 +101,6 @@ def _write(found: ClusterDescription, output: Format) -> None:
         "under min isr": len(found.under_min_isr),
     }
     write_rows(list(numbers), [list(numbers.values())], output)
-
-
-def cluster_object(found: ClusterDescription) -> dict[str, object]:
-    """Return everything that is known of a cluster, for programs."""
-    from dataclasses import asdict
-
-    def places(some: Sequence[tuple[str, int]]) -> list[dict[str, object]]:
-        return [{"topic": topic, "partition": partition} for topic, partition in some]
-
-    return {
-        "cluster_id": found.cluster_id,
-        "controller": found.controller,
-        "is_healthy": found.is_healthy,
-        "brokers": [asdict(each) for each in found.brokers],
-        "missing_brokers": [asdict(each) for each in found.missing],
-        "topics": found.topic_count,
-        "partitions": found.partition_count,
-        "offline": places(found.offline),
-        "under_replicated": places(found.under_replicated),
-        "under_min_isr": places(found.under_min_isr),
-    }
 
 
 @cluster.command()
@@ -168,28 +147,6 @@ def _reasons(server: str, at_least: int) -> list[str]:
         return [str(error)]
 
 
-def health_reasons(found: ClusterDescription, at_least: int = 1) -> list[str]:
-    """Return the reasons why a cluster is not healthy."""
-    reasons = [missing_text(each) for each in found.missing]
-    if found.controller < 0:
-        reasons.append("there is no controller")
-    if len(found.brokers) < at_least:
-        reasons.append(f"{counted(len(found.brokers), 'broker')} alive, not {at_least}")
-    for places, what in (
-        (found.offline, "without a leader"),
-        (found.under_min_isr, "with fewer replicas in sync than min.insync.replicas"),
-        (found.under_replicated, "with replicas that are not in sync"),
-    ):
-        if places:
-            reasons.append(f"{counted(len(places), 'partition')} {what}: {_named(places)}")
-    return reasons
-
-
-def _named(places: Sequence[tuple[str, int]]) -> str:
-    more = f" and {len(places) - _NAMED_MAX} more" if len(places) > _NAMED_MAX else ""
-    return ", ".join(f"{topic}-{partition}" for topic, partition in places[:_NAMED_MAX]) + more
-
-
 @cluster.command()
 def brokers(output: FormatOption = Format.TABLE, server: ServerOption = DEFAULT_SERVER) -> None:
     """List the brokers, those that are not alive too.
@@ -220,6 +177,35 @@ def brokers(output: FormatOption = Format.TABLE, server: ServerOption = DEFAULT_
     ]
     names = ("broker", "address", "rack", "is alive", "partitions led", "is controller")
     write_rows(names, sorted(rows), output, numeric=(True, False, False, False, True, False))
+
+
+@cluster.command()
+def bundle(
+    to: Annotated[Path, typer.Argument(metavar="FILE.tar.gz", help="The archive to write.")],
+    metrics: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="Metrics of a broker, as http://HOST:9308/metrics; repeatable."),
+    ] = None,
+    log: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE", help="A log file of a broker, of which the last 20 MiB are taken; repeatable."
+        ),
+    ] = None,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Write the cluster's state into one archive, for a report about a fault: without records and without secrets.
+
+    It has brokers, replicas, offsets, groups, configurations, versions, and the given metrics and logs. Secret
+    configurations are hidden, and values behind their names in logs. Names of topics, groups and hosts are in it.
+
+    \b
+      headrace cluster bundle fault.tar.gz
+      headrace cluster bundle fault.tar.gz --metrics http://127.0.0.1:9308/metrics --log ./data/headrace.log
+    """
+    from headrace.tablelayer.cli.bundle import write_bundle
+
+    write_bundle(server, to, metrics or [], log or [])
 
 
 @cluster.command()
@@ -310,7 +296,7 @@ def rebalance(dry_run: DryRunOption = False, server: ServerOption = DEFAULT_SERV
         if dry_run:
             return
         left = connection.kafka.elect_preferred_leaders()
-        for (topic, partition), why in list(left.items())[:_NAMED_MAX]:
+        for (topic, partition), why in list(left.items())[:NAMED_MAX]:
             typer.echo(f"  {topic}-{partition} keeps its leader: {why}")
         after = connection.kafka.describe_cluster()
     held = Counter(each for placement in _after(placements, wanted) for each in placement.replicas)
@@ -388,5 +374,5 @@ def _carry_out(
             left = len(places & moving)
             typer.echo(f"{left} of {len(places)} partitions left", err=True)
     if refused:
-        named = "\n".join(f"  {why}" for why in list(refused.values())[:_NAMED_MAX])
+        named = "\n".join(f"  {why}" for why in list(refused.values())[:NAMED_MAX])
         raise CommandError(f"{len(refused)} partitions cannot be moved:\n{named}")

@@ -11,6 +11,8 @@ from headrace.tablelayer.cli.errors import CommandError
 from headrace.tablelayer.cli.options import DEFAULT_SERVER, Format, FormatOption, ServerOption
 from headrace.tablelayer.cli.words import DryRunOption, named_values
 
+_VALUE_MAX = 48
+
 configs = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -68,7 +70,7 @@ def list_configured(
                     continue  # deleted meanwhile
                 raise
             rows += [
-                (word, name or "all", each.name, _shown(each.value, each.is_sensitive))
+                (word, name or "all", each.name, _cut(_shown(each.value, each.is_sensitive), output))
                 for each in found
                 if each.source in own
             ]
@@ -161,6 +163,13 @@ def set_configs(
         )
     done = "could be" if dry_run else "are"
     typer.echo(f"{len(wanted) + len(removed)} configurations of {kind.value} {name} {done} set")
+
+
+def _cut(value: str | None, output: Format) -> str | None:
+    """Return a value for a table of readable width: a table's schema has thousands of characters."""
+    if output is not Format.TABLE or value is None or len(value) <= _VALUE_MAX:
+        return value
+    return f"{value[:_VALUE_MAX]}…"
 
 
 def _shown(value: str | None, is_sensitive: bool) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from headrace.tablelayer.cli.options import Format
-from headrace.tablelayer.cli.output import write_rows
+from headrace.tablelayer.cli.output import json_row, write_rows
 from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.model.types.values import literal_sql
 
@@ -33,11 +33,11 @@ def definition_object(definition: TableDefinition) -> dict[str, Any]:
     return {
         "table": str(definition.path),
         "comment": definition.comment,
-        "columns": [dict(zip(_COLUMNS, row, strict=True)) for row in _rows(definition)],
-        "primary key": definition.schema.primary_key,
+        "columns": [json_row(_COLUMNS, row) for row in _rows(definition)],
+        "primary_key": definition.schema.primary_key,
         "buckets": definition.bucket_count,
-        "bucket key": definition.bucket_key,
-        "partitioned by": definition.partition_keys,
+        "bucket_key": definition.bucket_key,
+        "partitioned_by": definition.partition_keys,
         "options": dict(definition.options),
         "id": str(definition.table_id),
         "schema": definition.schema.schema_id,

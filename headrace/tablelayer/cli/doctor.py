@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from headrace.tablelayer.cli.cluster import missing_text
+from headrace.tablelayer.cli.cluster_state import missing_text
 from headrace.tablelayer.cli.errors import explain
 from headrace.tablelayer.cli.lake import span_text
 from headrace.tablelayer.cli.options import Format

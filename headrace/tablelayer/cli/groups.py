@@ -63,7 +63,7 @@ def describe(
       headrace groups describe my-app
     """
     from headrace.tablelayer.cli.connect import open_connection
-    from headrace.tablelayer.cli.output import write_object, write_rows
+    from headrace.tablelayer.cli.output import json_row, write_object, write_rows
 
     with open_connection(server) as connection:
         group = connection.kafka.describe_group(name)
@@ -89,7 +89,7 @@ def describe(
                     }
                     for member in group.members
                 ],
-                "partitions": [dict(zip(_LAG_COLUMNS, row, strict=True)) for row in rows],
+                "partitions": [json_row(_LAG_COLUMNS, row) for row in rows],
             }
         )
         return

@@ -56,6 +56,7 @@ def interruptible(work: Callable[[], None], written: Callable[[], int]) -> None:
             if errors:
                 raise errors[0]
             return
+        count = written()
         with suppress(KeyboardInterrupt):  # pressed again
             for _ in range(round(_PATIENCE_SECONDS / _REPEAT_SECONDS)):
                 stop.set()
@@ -65,7 +66,7 @@ def interruptible(work: Callable[[], None], written: Callable[[], int]) -> None:
     lines = ["interrupted"]
     if errors:
         lines += getattr(errors[0], "__notes__", ())
-    elif not ended.is_set() and (count := written()):
+    elif count := max(count, written()):  # the thread has not ended, and has said nothing yet
         lines.append(f"{count} rows written before the interruption")
         lines.append("some of the next rows may be written, too")
     raise InterruptedWorkError("\n".join(lines), goes_on=not ended.is_set())

@@ -9,7 +9,7 @@ import typer
 
 from headrace.tablelayer.cli.connect import open_connection
 from headrace.tablelayer.cli.options import Format
-from headrace.tablelayer.cli.output import write_object, write_rows
+from headrace.tablelayer.cli.output import json_row, write_object, write_rows
 from headrace.tablelayer.client import Connection
 from headrace.tablelayer.lake.coordinator import LakeStatus, ServerCoordinator, list_lake
 from headrace.tablelayer.model.lake.offsets import in_order
@@ -44,8 +44,8 @@ def show(server: str, name: str | None, output: Format, *, finish: bool) -> None
             for place, end in in_order(status.ends)
         ]
         if output is Format.JSON:
-            told = dict(zip(_COLUMNS, _row(shown, status), strict=True))
-            write_object({**told, "buckets": [dict(zip(_BUCKETS, row, strict=True)) for row in rows]})
+            told = json_row(_COLUMNS, _row(shown, status))
+            write_object({**told, "buckets": [json_row(_BUCKETS, row) for row in rows]})
             return
         if output is Format.TABLE:
             for title, value in zip(_COLUMNS, _row(shown, status), strict=True):

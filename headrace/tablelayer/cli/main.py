@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from headrace.tablelayer.cli import STARTED
+from headrace.tablelayer.cli.acls import acls
 from headrace.tablelayer.cli.cluster import cluster
 from headrace.tablelayer.cli.configs import configs
 from headrace.tablelayer.cli.deferred import deferred
@@ -68,6 +69,7 @@ app.add_typer(tables, name="tables")
 app.add_typer(groups, name="groups")
 app.add_typer(configs, name="configs")
 app.add_typer(users, name="users")
+app.add_typer(acls, name="acls")
 app.add_typer(cluster, name="cluster")
 
 

@@ -28,6 +28,10 @@ def config_option(*, of_all: bool = False) -> TyperOption:
     """
 
     def keep(_context: Any, _parameter: Any, value: str | None) -> None:
+        if value is not None and "=" in value and not Path(value).exists():
+            raise typer.BadParameter(
+                f"{value!r} is not a file of client properties; a configuration of a topic or server is --set {value}"
+            )
         if of_all or value is not None:
             _config.set(None if value is None else Path(value))
 

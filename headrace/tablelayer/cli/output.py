@@ -38,7 +38,8 @@ def console(*, stderr: bool = False) -> Console:
 
 def write_arrow(rows: pa.Table, output: Format) -> None:
     """Write an Arrow table to standard output."""
-    write_rows(rows.column_names, _python_rows(rows, output), output, numeric=_numeric(rows.schema))
+    names = rows.column_names
+    write_rows(names, _python_rows(rows, output), output, numeric=_numeric(rows.schema), keys=names)
 
 
 def write_batches(schema: pa.Schema, batches: Iterable[pa.RecordBatch], output: Format) -> int:
@@ -154,13 +155,21 @@ class RowStream:
 
     def write_arrow(self, rows: pa.Table) -> None:
         """Write the rows and flush."""
-        self.write(rows.column_names, _python_rows(rows, self._output), _numeric(rows.schema))
+        names = rows.column_names
+        self.write(names, _python_rows(rows, self._output), _numeric(rows.schema), keys=names)
 
-    def write(self, names: Sequence[str], rows: Iterable[Sequence[Any]], numeric: Sequence[bool]) -> None:
-        """Write the rows and flush."""
+    def write(
+        self,
+        names: Sequence[str],
+        rows: Iterable[Sequence[Any]],
+        numeric: Sequence[bool],
+        *,
+        keys: Sequence[str] | None = None,
+    ) -> None:
+        """Write the rows and flush. `keys` as in `write_rows`."""
         begun = bool(self._widths)
         if self._output is not Format.TABLE:
-            write_rows(names, rows, self._output, header=not begun)
+            write_rows(names, rows, self._output, header=not begun, keys=keys)
             self._widths = [0]
         else:
             texts = [
@@ -240,15 +249,17 @@ def write_rows(
     *,
     numeric: Sequence[bool] | None = None,
     header: bool = True,
+    keys: Sequence[str] | None = None,
 ) -> None:
     """Write rows of plain values.
 
-    `numeric` marks the columns to align right; `header=False` continues CSV that was begun before.
+    `numeric` marks the columns to align right; `header=False` continues CSV that was begun before. `keys` are those of
+    JSON, by default the names as `json_key` writes them; names of a table's columns stay as they are.
     """
     if output is Format.JSON:
-        keys = [json.dumps(name, ensure_ascii=False) for name in names]
+        texts = [json.dumps(key, ensure_ascii=False) for key in keys or map(json_key, names)]
         for row in rows:
-            pairs = (f"{key}: {json_text(value)}" for key, value in zip(keys, row, strict=True))
+            pairs = (f"{text}: {json_text(value)}" for text, value in zip(texts, row, strict=True))
             sys.stdout.write("{" + ", ".join(pairs) + "}\n")
         return
     if output is Format.CSV:
@@ -339,6 +350,16 @@ def _padded(text: str, width: int, right: bool) -> str:
     shown = _STYLE.sub("", text) if text.startswith("\x1b") else text
     blanks = " " * (width - _width(shown))
     return blanks + text if right else text + blanks
+
+
+def json_key(name: str) -> str:
+    """Return the key of a column in JSON: `end offset` is end_offset, `records/s` is records_per_second."""
+    return re.sub(r"/s$", "_per_second", name).replace(" ", "_")
+
+
+def json_row(names: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
+    """Return a row as an object with the keys of `json_key`."""
+    return {json_key(name): value for name, value in zip(names, row, strict=True)}
 
 
 def write_object(values: Mapping[str, Any]) -> None:

@@ -143,7 +143,7 @@ def show(answer: Answer, output: Format, *, took: str = "") -> None:
     count: int | None = None
     if answer.texts is not None:
         rows = list(zip(*answer.texts.values(), strict=True))
-        write_rows(list(answer.texts), rows, output)
+        write_rows(list(answer.texts), rows, output, keys=list(answer.texts))
         count = len(rows)
     elif answer.schema is not None:
         count = write_batches(answer.schema, answer.batches(), output)

@@ -228,7 +228,8 @@ def partitions(
     with open_connection(server) as connection:
         keys, rows = partition_rows(connection, name)
     names = (*keys, "topic", "buckets", "rows", "log bytes")
-    write_rows(names, rows, output, numeric=(*(False for _ in keys), False, True, True, True))
+    numeric = (*(False for _ in keys), False, True, True, True)
+    write_rows(names, rows, output, numeric=numeric, keys=(*names[:-1], "log_bytes"))
 
 
 @tables.command()

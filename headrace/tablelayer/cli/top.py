@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from headrace.tablelayer.cli.cluster import cluster_object, health_reasons
+from headrace.tablelayer.cli.cluster_state import cluster_object, health_reasons
 from headrace.tablelayer.cli.connect import open_connection
 from headrace.tablelayer.cli.lake import span_text, state_text
 from headrace.tablelayer.cli.options import Format

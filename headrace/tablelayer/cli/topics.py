@@ -14,7 +14,14 @@ import typer
 from headrace.tablelayer.cli.errors import CommandError
 from headrace.tablelayer.cli.names import topic_names
 from headrace.tablelayer.cli.options import DEFAULT_SERVER, Format, FormatOption, ServerOption
-from headrace.tablelayer.cli.words import DryRunOption, YesOption, confirm, named_pairs, named_values
+from headrace.tablelayer.cli.words import (
+    DryRunOption,
+    YesOption,
+    confirm,
+    counted,
+    named_pairs,
+    named_values,
+)
 
 if TYPE_CHECKING:
     from headrace.tablelayer.client import KafkaRecord
@@ -33,7 +40,6 @@ class Lines(StrEnum):
     JSON = "json"
 
 
-_EARLIEST, _LATEST = -2, -1
 _PARTITION_COLUMNS = ("partition", "leader", "replicas", "in sync", "offline", "first offset", "end offset")
 _PIECE_RECORDS, _PIECE_BYTES = 5_000, 1 << 20
 """Limits of one write: the input may be larger than memory."""
@@ -144,25 +150,45 @@ def import_from_kafka(
 def create(
     name: Annotated[str, typer.Argument(help="Name of the new topic.")],
     partitions: Annotated[int, typer.Option(help="Number of partitions; -1: the server's default.")] = -1,
+    replicas: Annotated[
+        int,
+        typer.Option("--replication-factor", help="Replicas of each partition; -1: the server's default."),
+    ] = -1,
     sets: Annotated[
         list[str] | None,
         typer.Option(
             "--set", metavar="NAME=VALUE", help="A topic configuration under Kafka's own name; repeatable."
         ),
     ] = None,
+    if_not_exists: Annotated[
+        bool, typer.Option("--if-not-exists", help="Succeed and change nothing if there is such a topic.")
+    ] = False,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
     """Create a topic.
 
     \b
       headrace topics create clicks --partitions 4 --set retention.ms=3600000
+      headrace topics create clicks --replication-factor 3 --set min.insync.replicas=2 --if-not-exists
     """
     from headrace.tablelayer.cli.connect import open_connection
+    from headrace.tablelayer.client import KafkaError
 
     configs = named_values(sets or [])
     with open_connection(server) as connection:
-        topic = connection.kafka.create_topic(name, partitions=partitions, configs=configs)
-    typer.echo(f"topic {name} has {len(topic.leaders)} partition{'s' if len(topic.leaders) != 1 else ''}")
+        try:
+            topic = connection.kafka.create_topic(
+                name, partitions=partitions, replicas=replicas, configs=configs
+            )
+        except KafkaError as error:
+            if error.code.name != "TOPIC_ALREADY_EXISTS" or not if_not_exists:
+                raise
+            typer.echo(f"topic {name} exists already")
+            return
+    parts = topic.partitions.values()
+    copies = min((len(each.replicas) for each in parts), default=1)
+    more = f" with {copies} replicas each" if copies > 1 else ""
+    typer.echo(f"topic {name} has {counted(len(parts), 'partition')}{more}")
 
 
 @topics.command()
@@ -179,7 +205,7 @@ def describe(
       headrace topics describe clicks
     """
     from headrace.tablelayer.cli.connect import open_connection
-    from headrace.tablelayer.cli.output import write_object, write_rows
+    from headrace.tablelayer.cli.output import json_row, write_object, write_rows
 
     with open_connection(server) as connection:
         topic = connection.kafka.describe_topic(name)
@@ -194,9 +220,9 @@ def describe(
             {
                 "topic": name,
                 "id": str(topic.topic_id),
-                "is table": topic.is_table,
+                "is_table": topic.is_table,
                 "configs": dict(sorted(topic.configs.items())),
-                "partitions": [dict(zip(_PARTITION_COLUMNS, each, strict=True)) for each in partitions],
+                "partitions": [json_row(_PARTITION_COLUMNS, each) for each in partitions],
             }
         )
         return
@@ -420,15 +446,56 @@ def produce(
 def tail(
     name: Annotated[str, typer.Argument(help="Name of the topic.", autocompletion=topic_names)],
     count: Annotated[
-        int, typer.Option("-n", min=0, help="Number of records of each partition to begin with.")
-    ] = 10,
+        int | None,
+        typer.Option(
+            "-n",
+            min=0,
+            help="Number of records of each partition: the last ones, or the first ones from --offset or --from on;"
+            " default: 10, or all from there on.",
+            show_default=False,
+        ),
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Continue with new records until Ctrl-C.")
     ] = False,
+    partitions: Annotated[
+        list[int] | None,
+        typer.Option("--partition", "-p", min=0, metavar="N", help="Only this partition; repeatable."),
+    ] = None,
+    offset: Annotated[
+        int | None, typer.Option(min=0, help="First offset of each partition.", show_default=False)
+    ] = None,
+    begin_at: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="TIME",
+            help="Time of the first record, such as 2024-09-19T12:00:00 (UTC), or earliest.",
+            show_default=False,
+        ),
+    ] = None,
+    end_at: Annotated[
+        str | None,
+        typer.Option(
+            "--to", metavar="TIME", help="Stop at the first record of this time.", show_default=False
+        ),
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", "-k", help="Only records with this key.", show_default=False)
+    ] = None,
+    headers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--header", "-H", metavar="NAME[=VALUE]", help="Only records with this header; repeatable."
+        ),
+    ] = None,
     output: FormatOption = Format.TABLE,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """Show the last records of a topic as a Kafka client sees them; for a table, its Kafka view.
+    """Show the last records of a topic as a Kafka client sees them, or records of some place, key or header.
+
+    A table is shown in its Kafka view. With --key or --header, the whole topic is searched unless --offset or --from
+    says where to begin. Partitions without a leader are left out, with a message.
 
     JSON is exact: `topics produce --input json` writes records of equal bytes. Bytes that are not text are base64 there
     and in CSV, marked by an encoding beside them. The table is for people, and shows them as `\\xff`.
@@ -436,31 +503,76 @@ def tail(
     \b
       headrace topics tail default.orders -n 5
       headrace topics tail clicks --follow --format json
+      headrace topics tail clicks --from 2024-09-19T12:00:00 --to 2024-09-19T13:00:00 --key ann
+      headrace topics tail clicks --partition 2 --offset 1000 -n 20
     """
     from headrace.tablelayer.cli.connect import open_connection
+    from headrace.tablelayer.cli.tail import Selection, tail_topic
+
+    wanted = Selection.of(
+        count=count,
+        partitions=partitions,
+        offset=offset,
+        begin_at=begin_at,
+        end_at=end_at,
+        key=key,
+        headers=headers or [],
+        follow=follow,
+    )
+    begun = False
+    with open_connection(server) as connection:
+        for records in tail_topic(connection, name, wanted):
+            _show(records, output, header=not begun)
+            begun = True
+    if not begun:
+        _show([], output)
+
+
+@topics.command("delete-records")
+def delete_records(
+    name: Annotated[str, typer.Argument(help="Name of the topic.", autocompletion=topic_names)],
+    before: Annotated[
+        str,
+        typer.Option(
+            metavar="PLACE",
+            help="The first offset to keep, a time such as 2024-09-19T12:00:00 (UTC), or latest.",
+        ),
+    ],
+    partitions: Annotated[
+        list[int] | None,
+        typer.Option("--partition", "-p", min=0, metavar="N", help="Only of this partition; repeatable."),
+    ] = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    output: FormatOption = Format.TABLE,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Delete the records before a place, for good.
+
+    \b
+      headrace topics delete-records clicks --before 2024-09-19T12:00:00 --dry-run
+      headrace topics delete-records clicks --before 1000 --partition 2
+      headrace topics delete-records clicks --before latest --yes
+    """
+    from headrace.tablelayer.cli.connect import open_connection
+    from headrace.tablelayer.cli.output import write_rows
+    from headrace.tablelayer.cli.tail import chosen_partitions, offsets_at
 
     with open_connection(server) as connection:
-        begin, end = connection.kafka.offsets(name, _EARLIEST), connection.kafka.offsets(name, _LATEST)
-        positions = {p: max(begin[p], end[p] - count) for p in end}
-        collected: list[KafkaRecord] = []
-        begun = False
-        while True:
-            unread = positions if follow else {p: at for p, at in positions.items() if at < end[p]}
-            if not unread:
-                break
-            records, after = connection.kafka.read(name, unread, max_wait_ms=500)
-            shown = [r for r in records if follow or r.offset < end[r.partition]]
-            if follow and shown:
-                _show(shown, output, header=not begun)
-                begun = True
-            elif shown:
-                collected += shown
-            if after == unread and not follow:
-                raise CommandError(
-                    f"{name} returns no records before the end of its log: it may have been deleted"
-                )
-            positions = {**positions, **after}
-    _show(sorted(collected, key=lambda r: (r.partition, r.offset)), output)
+        ranges = chosen_partitions(connection, name, partitions)
+        wanted = offsets_at(connection, name, ranges, before, "--before")
+        rows = [
+            (number, each.first, min(max(wanted[number], each.first), each.end), each.end)
+            for number, each in ranges.items()
+        ]
+        left = sum(new - first for _, first, new, _ in rows)
+        if not dry_run and left:
+            confirm(f"Delete {counted(left, 'offset')} of {name} for good?", yes=yes)
+            connection.kafka.delete_records(name, {row[0]: row[2] for row in rows if row[2] > row[1]})
+    names = ("partition", "first offset before", "first offset", "end offset")
+    write_rows(names, rows, output, numeric=(True,) * 4)
+    if output is Format.TABLE:
+        typer.echo(f"{counted(left, 'offset')} {'could be' if dry_run else 'were'} deleted")
 
 
 def _show(records: Sequence[KafkaRecord], output: Format, *, header: bool = True) -> None:

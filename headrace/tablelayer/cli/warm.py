@@ -14,6 +14,7 @@ KERNEL_MODULES = (
     "headrace.tablelayer.model.rows.keys",
     "headrace.tablelayer.model.rows.stored",
     "headrace.tablelayer.server.stored_message",
+    "headrace.tablelayer.server.store.table_kernels",
     "headrace.tablelayer.server.merge.aggregation",
     "headrace.protocol.records.decode",
     "headrace.protocol.records.check",

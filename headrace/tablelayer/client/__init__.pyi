@@ -19,6 +19,7 @@ from headrace.tablelayer.client.errors import DataError as DataError
 from headrace.tablelayer.client.errors import OutcomeUnknown as OutcomeUnknown
 from headrace.tablelayer.client.errors import RequestTimeout as RequestTimeout
 from headrace.tablelayer.client.errors import SettingsError as SettingsError
+from headrace.tablelayer.client.errors import SqlError as SqlError
 from headrace.tablelayer.client.errors import UnsupportedRequest as UnsupportedRequest
 from headrace.tablelayer.client.metrics import ClientMetrics as ClientMetrics
 from headrace.tablelayer.client.metrics import RequestMetrics as RequestMetrics
@@ -31,6 +32,7 @@ from headrace.tablelayer.client.table.scan import AsyncScan as AsyncScan
 from headrace.tablelayer.client.table.table import AsyncTable as AsyncTable
 from headrace.tablelayer.client.write.writer import WriteResult as WriteResult
 from headrace.tablelayer.model.batches.batch import ChangeType as ChangeType
+from headrace.tablelayer.model.ddl.errors import DdlError as DdlError
 from headrace.tablelayer.model.errors import TableError as TableError
 from headrace.tablelayer.model.errors import TableErrorCode as TableErrorCode
 from headrace.tablelayer.model.table.definition import TableDefinition as TableDefinition

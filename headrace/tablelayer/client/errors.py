@@ -63,6 +63,10 @@ class UnsupportedRequest(ClientError):  # noqa: N818 - states what happened
     """The server does not support this request, or no version of it that this client supports."""
 
 
+class SqlError(ClientError):
+    """A statement that cannot be carried out. Its text is for the author of the statement."""
+
+
 class DataError(ClientError, ValueError):
     """Data that does not fit the schema. Nothing was sent.
 

@@ -16,7 +16,7 @@ from headrace.tablelayer.console.routes import RequestError
 T = TypeVar("T")
 
 QUERY_SECONDS: Final = 60.0
-QUERIES_MAX: Final = 8
+QUERIES_MAX: Final = 4
 """Queries at a time. Further ones wait for WAIT_SECONDS."""
 WAIT_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.05

@@ -66,7 +66,8 @@ class RoundResult:
                 f"{self.path}: {self.changes:,} changes into snapshot {self.snapshot} in {self.seconds:.1f} s"
             )
         elif self.outcome is Outcome.NOTHING_NEW:
-            text = f"{self.path}: nothing new, the lake is at snapshot {self.snapshot}"
+            lake = "has no snapshot yet" if self.snapshot is None else f"is at snapshot {self.snapshot}"
+            text = f"{self.path}: nothing new, the lake {lake}"
         else:
             text = f"{self.path}: {self.outcome.value}"
         return f"{text} ({self.detail})" if self.detail else text

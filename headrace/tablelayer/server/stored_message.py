@@ -81,7 +81,7 @@ def message_of(
     data = np.frombuffer(b"".join(there), np.uint8) if any(there) else _NO_BYTES
     sizes = [-1 if value is None else len(value) for value in values]
     starts, lengths = np.array([[0, *accumulate(map(len, there))][: len(values)], sizes], np.int64)
-    return _message(data.ctypes.data + starts, lengths, schema, columns, order)
+    return message_at(data.ctypes.data + starts, lengths, schema, columns, order)
 
 
 def message_of_arrays(
@@ -101,16 +101,16 @@ def message_of_arrays(
         addresses.append(data.ctypes.data + offsets[:-1].astype(np.int64))
         sizes.append(lengths)
     if len(arrays) == 1:
-        return _message(addresses[0], sizes[0], schema, columns, order)
-    return _message(np.concatenate(addresses), np.concatenate(sizes), schema, columns, order)
+        return message_at(addresses[0], sizes[0], schema, columns, order)
+    return message_at(np.concatenate(addresses), np.concatenate(sizes), schema, columns, order)
 
 
-def _message(
+def message_at(
     addresses: Indices,
     lengths: Indices,
     schema: Schema,
-    columns: Sequence[int] | None,
-    order: Indices | None,
+    columns: Sequence[int] | None = None,
+    order: Indices | None = None,
 ) -> memoryview | None:
     """Return the message of rows at these addresses, in memory that the caller keeps; a length of -1 means no row."""
     plan = _plan_of(schema, columns)

@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-from headrace.tablelayer.client.errors import ClientError
-
-
-class SqlError(ClientError):
-    """A statement that cannot be carried out. Its text is for the author of the statement."""
+from headrace.tablelayer.client.errors import SqlError as SqlError
 
 
 def near(name: str, names: Iterable[str]) -> str:

@@ -42,3 +42,10 @@ def test_the_import_brings_nothing_heavy():
     code = f"import sys, headrace; print([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_door_shows_its_names_and_errors_of_statements_are_among_them():
+    shown = [name for name in dir(headrace) if not name.startswith("_")]
+    assert set(shown) == set(headrace.__all__)
+    assert issubclass(headrace.SqlError, headrace.ClientError)
+    assert issubclass(headrace.DdlError, headrace.TableError)

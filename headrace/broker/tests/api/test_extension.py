@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from headrace.broker.api.produce import _hand_over
 from headrace.broker.configs.config_key import ConfigKey, ConfigType
 from headrace.broker.context import BrokerContext
 from headrace.broker.log.errors import RecordErrors
@@ -33,7 +32,7 @@ from headrace.protocol.messages.delete_records import (
 )
 from headrace.protocol.messages.end_txn import EndTxnRequest
 from headrace.protocol.messages.init_producer_id import InitProducerIdRequest
-from headrace.protocol.messages.produce import PartitionProduceResponse
+from headrace.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from headrace.protocol.records.decode import decode_records
 from headrace.protocol.records.encode import Record, build_batch
 from headrace.protocol.schema import ApiMessage, int32, string
@@ -381,25 +380,30 @@ async def test_a_partition_of_hooks_that_close_is_served_as_no_plain_one(tmp_pat
         await until(lambda: "close" in extension.hooks["loud", 0].events)
         refused = await broker.produce("loud", [b"raw"])
         answer = await broker.fetch("loud")
-        assert refused.error_code == answer.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
-        assert not answer.records
-        assert partition.log.log_end_offset == 1
+        end_offset = partition.log.log_end_offset
         extension.may_close.set()
         await closing
         extension.hooks["loud", 0].events.clear()
+    assert refused.error_code == answer.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert not answer.records
+    assert end_offset == 1
 
 
 async def test_what_was_to_be_handed_to_hooks_that_went_meanwhile_is_refused(tmp_path) -> None:
     extension = ShoutExtension()
     async with direct_broker(tmp_path, extensions=[extension]) as broker:
-        await broker.create_topic("loud", shout="true")
-        partition = broker.context.partition("loud", 0)
-        answer = PartitionProduceResponse(index=0)
-        handed = _hand_over(partition, memoryview(b""), -1, 1000, answer)
-        await partition.close()
-        await handed
+        await broker.create_topic("loud", 2, shout="true")
+        batch = build_batch([Record(None, b"x", (), broker.context.clock.time_ms())])
+        data = [PartitionProduceData(index=index, records=batch) for index in range(2)]
+        topic = TopicProduceData(name="loud", partition_data=data)
+        produced = asyncio.ensure_future(
+            broker.send(ProduceRequest(acks=-1, timeout_ms=1000, topic_data=[topic]), 12)
+        )
+        closing = asyncio.ensure_future(broker.context.partition("loud", 0).close())
+        answers = (await produced).responses[0].partition_responses
+        await closing
         extension.hooks["loud", 0].events.clear()
-        assert answer.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert [answer.error_code for answer in answers] == [ErrorCode.NOT_LEADER_OR_FOLLOWER, 0]
 
 
 def test_hooks_that_cannot_start_fail_their_partition_only(tmp_path, caplog) -> None:

@@ -72,6 +72,7 @@ class PartitionDescription:
 class ClusterDescription:
     """A cluster. `controller` is -1 while there is none. Partitions are (topic, partition): `offline` without a leader,
     `under_replicated` with replicas that are not in sync, `under_min_isr` with fewer in sync than min.insync.replicas.
+    `not_eligible` are those of `offline` whose replicas are all alive: none of them may lead, as it may lack records.
     """
 
     cluster_id: str
@@ -83,6 +84,7 @@ class ClusterDescription:
     under_replicated: Sequence[tuple[str, int]] = ()
     under_min_isr: Sequence[tuple[str, int]] = ()
     missing: Sequence[MissingBroker] = ()
+    not_eligible: Sequence[tuple[str, int]] = ()
 
     @property
     def is_healthy(self) -> bool:
@@ -141,6 +143,11 @@ async def describe_cluster(cluster: Cluster) -> ClusterDescription:
                 < min(needed.get(place[0], 1), len(places[place].replica_nodes))
             ],
             await _missing(cluster, alive, held, deadline),
+            sorted(
+                place
+                for place, each in places.items()
+                if each.leader_id < 0 and alive.issuperset(each.replica_nodes)
+            ),
         )
 
     return await retrying(

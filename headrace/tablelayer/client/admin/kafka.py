@@ -235,15 +235,23 @@ class AsyncKafkaAdmin:
         )
 
     async def create_topic(
-        self, name: str, *, partitions: int = -1, configs: Mapping[str, str] | None = None
+        self,
+        name: str,
+        *,
+        partitions: int = -1,
+        replicas: int = -1,
+        configs: Mapping[str, str] | None = None,
     ) -> TopicDescription:
-        """Create a topic; -1 partitions: the server's default. KafkaError TOPIC_ALREADY_EXISTS, ..."""
+        """Create a topic; -1 partitions or replicas: the server's default.
+
+        KafkaError TOPIC_ALREADY_EXISTS, INVALID_REPLICATION_FACTOR, ...
+        """
         request = CreateTopicsRequest(
             topics=[
                 CreatableTopic(
                     name=name,
                     num_partitions=partitions,
-                    replication_factor=-1,
+                    replication_factor=replicas,
                     configs=[
                         CreatableTopicConfig(name=key, value=value) for key, value in (configs or {}).items()
                     ],

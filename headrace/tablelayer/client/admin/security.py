@@ -27,6 +27,7 @@ from headrace.protocol.messages.describe_user_scram_credentials import (
     UserName,
 )
 from headrace.protocol.messages.metadata import MetadataResponseTopic
+from headrace.tablelayer.client.admin.acls import Acl, create_acls, delete_acls, list_acls
 from headrace.tablelayer.client.names import several
 from headrace.tablelayer.client.wire.cluster import Cluster
 from headrace.tablelayer.client.wire.retry import Deadline, raise_for, retrying
@@ -229,6 +230,18 @@ class AsyncSecurityAdmin:
         return 1 if answer.columns else 0
 
     # -- users ---------------------------------------------------------------------------------------------
+
+    async def create_acls(self, acls: Sequence[Acl]) -> None:
+        """Add ACLs; every field must have a value. KafkaError INVALID_REQUEST, SECURITY_DISABLED, ..."""
+        await create_acls(self._cluster, acls)
+
+    async def list_acls(self, wanted: Acl) -> list[Acl]:
+        """Return the ACLs that match, in order. KafkaError SECURITY_DISABLED, CLUSTER_AUTHORIZATION_FAILED."""
+        return await list_acls(self._cluster, wanted)
+
+    async def delete_acls(self, wanted: Sequence[Acl]) -> list[Acl]:
+        """Remove the ACLs that match any of these, and return them."""
+        return await delete_acls(self._cluster, wanted)
 
     async def create_user(self, name: str, password: str, *, if_not_exists: bool = False) -> None:
         """Create a user with a password for both SCRAM mechanisms. KafkaError DUPLICATE_RESOURCE if it exists."""

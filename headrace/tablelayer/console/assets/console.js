@@ -1,5 +1,5 @@
 // The pages of the console, one for each first part of the address behind #.
-import { ask, bars, count, failure, field, grid, h, moment, newest, part, plot, query, rowsGrid, send, shown, size, span, tabs } from "./parts.js";
+import { ask, bars, count, counted, failure, field, grid, h, moment, newest, part, plot, query, rowsGrid, send, shown, size, span, tabs } from "./parts.js";
 
 const main = document.getElementById("main");
 let about = { writes: false, version: "", server: "" };
@@ -142,7 +142,7 @@ function browser(at, found) {
       more.disabled = answer.complete || !partition.value || kind === "newest";
       more.title = partition.value ? "" : "choose a partition to continue from the last record";
       const dark = answer.without_leader.length ? `; without a leader, and left out: ${answer.without_leader.join(", ")}` : "";
-      state.textContent = `${count(records.length)} records of ${count(answer.looked_at)} looked at${answer.complete ? "" : "; there are more"}${dark}`;
+      state.textContent = `${counted(records.length, "record")} of ${count(answer.looked_at)} looked at${answer.complete ? "" : "; there are more"}${dark}`;
       draw();
     } catch (error) { if (!signal.aborted) { state.textContent = ""; list.replaceChildren(failure(error)); } }
   }
@@ -157,7 +157,7 @@ function browser(at, found) {
       if (key.value && (!record.key || record.key.text !== key.value)) return;
       if (contains.value && !(record.value && record.value.text.includes(contains.value))) return;
       records = [record, ...records].slice(0, 200);
-      state.textContent = `${count(records.length)} new records`;
+      state.textContent = `${counted(records.length, "new record")}`;
       draw();
     };
     source.addEventListener("failed", (event) => { stop(); state.textContent = JSON.parse(event.data).error; });
@@ -195,7 +195,7 @@ async function table(name, tab) {
   const names = [["rows", keyed ? "Rows and changes" : "Rows"], ["columns", "Columns"], ["options", "Options"], ["buckets", "Buckets and partitions"]];
   if (about.writes) names.push(["write", "Write"]);
   const head = [h("h1", {}, found.name, " ", h("span", { class: "tag" }, keyed ? "primary key" : "log")), tabs(`#/tables/${part(name)}`, names, tab),
-    h("p", { class: "soft" }, `${count(found.rows)} rows in ${count(found.buckets)} buckets. `, found.comment || "", " As a topic: ", topicLink(found.name))];
+    h("p", { class: "soft" }, `${counted(found.rows, "row")} in ${counted(found.buckets, "bucket")}. `, found.comment || "", " As a topic: ", topicLink(found.name))];
   if (tab === "columns") return [...head, h("section", {}, grid([["column", (each) => each.name, "code"], ["type", (each) => each.type, "code"],
     ["null", (each) => (each.nullable ? "yes" : "no")], ["key", (each) => (each.key ? "primary" : "")], ["comment", (each) => each.comment || ""]], found.columns, "Columns")),
   h("section", {}, h("h2", {}, "Definition"), h("pre", {}, found.sql))];
@@ -253,7 +253,7 @@ function writing(at, keyed) {
     try {
       const rows = Array.isArray(JSON.parse(value.value)) ? value.value : `[${value.value}]`;
       const answer = await send(`${at}/rows`, `{"${name}": ${rows}}`, method);
-      said.replaceChildren(h("p", { class: "good" }, `${count(answer[word])} rows ${word}.`));
+      said.replaceChildren(h("p", { class: "good" }, `${counted(answer[word], "row")} ${word}.`));
     } catch (error) { said.replaceChildren(failure(error)); }
   };
   return h("section", {}, h("form", { onsubmit: (event) => { event.preventDefault(); act("POST", "rows", "written"); } }, field("Rows as JSON: an object, or a list of them", value, "wide"),
@@ -278,7 +278,7 @@ function sql() {
       const numeric = found.columns.findLastIndex((column) => /^(u?int|float|double|decimal)/.test(column.type));
       const chart = numeric > 0 && found.rows.length > 1 ? h("section", {}, h("h2", {}, `${found.columns[numeric].name} by ${found.columns[0].name}`),
         bars(found.columns[numeric].name, found.rows.slice(0, 20).map((row) => [row[0], Number(row[numeric]) || 0]))) : "";
-      result.replaceChildren(h("p", { class: "soft" }, `${count(found.rows.length)} rows${found.more ? " (there are more)" : ""} in ${found.ms} ms`),
+      result.replaceChildren(h("p", { class: "soft" }, `${counted(found.rows.length, "row")}${found.more ? " (there are more)" : ""} in ${found.ms} ms`),
         h("section", {}, rowsGrid(found, "Result")), chart);
     } catch (error) {
       if (begin.current() !== signal) return;

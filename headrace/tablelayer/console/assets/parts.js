@@ -45,6 +45,8 @@ export function count(value) {
   return new Intl.NumberFormat("en").format(Math.round(value * 10) / 10);
 }
 
+export const counted = (value, noun) => `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
+
 export function size(bytes) {
   if (bytes === null || bytes === undefined || bytes < 0) return "–";
   let unit = 0;

@@ -36,6 +36,16 @@ def trailing_zeros(typing_context: Any, word: Any) -> Any:
     return types.int64(types.uint64), generate
 
 
+@intrinsic
+def swapped(typing_context: Any, word: Any) -> Any:
+    """Return a uint64 with its bytes in the opposite order."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bswap(arguments[0])
+
+    return types.uint64(types.uint64), generate
+
+
 @njit(cache=True, nogil=True)
 def byte_at(address: int, index: int) -> Int64:
     return carray(pointer(address + index), 1, np.uint8)[0]

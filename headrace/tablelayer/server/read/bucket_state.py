@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from headrace.protocol.errors import DecodeError
 from headrace.protocol.records.header import BatchHeader
 from headrace.tablelayer.model.batches.batch import ArrowBatch
-from headrace.tablelayer.model.batches.ipc import STORED_BYTES_MAX, encode_ipc
+from headrace.tablelayer.model.batches.ipc import STORED_BYTES_MAX, decode_ipc, encode_ipc
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.filters.filters import Filter, Verdict
 from headrace.tablelayer.model.messages.read import ScanSnapshotRequest
@@ -36,6 +36,7 @@ from headrace.tablelayer.server.regions import headers_of
 from headrace.tablelayer.server.room import Room
 from headrace.tablelayer.server.store.keys import key_rows
 from headrace.tablelayer.server.store.kv import ROW_PREFIX, KeyRange, KeyValueStore, StoreSnapshot, successor
+from headrace.tablelayer.server.store.sorted_tables import StoredRows
 
 if TYPE_CHECKING:
     from headrace.broker.log.region import FileRegion
@@ -165,6 +166,27 @@ def _rows(
 
 def _decoded(values: pa.BinaryArray, versions: Versions, wanted: Wanted) -> pa.RecordBatch:
     return wanted.rows(lambda columns: decode_stored(values, versions(), wanted.schema, columns))
+
+
+def _matching(rows: StoredRows, versions: Versions, wanted: Wanted) -> StoredRows:
+    """Return the rows that match the filter. Only its columns are decoded."""
+    if wanted.filter is None or not len(rows):
+        return rows
+    mask = wanted.filter.mask(_columns(rows, versions, wanted.schema, wanted.filter.columns))
+    return rows if mask.all() else rows.take(mask)
+
+
+def _columns(
+    rows: StoredRows, versions: Versions, schema: Schema, columns: Sequence[int] | None
+) -> pa.RecordBatch:
+    """Return these columns (ascending positions; None: all) of stored rows."""
+    message = stored_message.message_at(rows.addresses, rows.lengths, schema, columns)
+    if message is None:
+        return decode_stored(rows.array(), versions(), schema, columns)
+    arrow = schema.arrow()
+    return decode_ipc(
+        message, arrow if columns is None else pa.schema([arrow.field(each) for each in columns])
+    )
 
 
 def lookup(
@@ -343,8 +365,8 @@ async def pieces(bucket: KeyBucket, wanted: Wanted) -> AsyncGenerator[tuple[pa.R
 
 
 def _next_rows(snapshot: StoreSnapshot, versions: Versions, wanted: Wanted) -> tuple[pa.RecordBatch, bool]:
-    values, _, has_more = snapshot.next_rows(_PIECE_BYTES, sys.maxsize, wanted.schema.row_cost)
-    return _decoded(pa.array(values, pa.binary()), versions, wanted), has_more
+    rows, _, has_more = snapshot.next_rows(_PIECE_BYTES, sys.maxsize, wanted.schema.row_cost)
+    return _columns(_matching(rows, versions, wanted), versions, wanted.schema, wanted.columns), has_more
 
 
 def row_count(store: KeyValueStore) -> tuple[int, int]:
@@ -569,17 +591,21 @@ class SnapshotScan:
                 f"the scan is at piece {self.next_piece}, not {piece}; start the scan again",
             )
         keys, left = self._place
-        values, last, has_more = self._snapshot.next_rows(
+        rows, last, has_more = self._snapshot.next_rows(
             max_bytes, sys.maxsize if left is None else left, self.wanted.schema.row_cost
         )
-        rows = _decoded(pa.array(values, pa.binary()), self.bucket.versions, self.wanted)
+        rows = _matching(rows, self.bucket.versions, self.wanted)
         if left is not None:
-            left -= rows.num_rows
+            left -= len(rows)
             has_more = has_more and left > 0
         self._before = self._place
         self._place = (keys if last is None else keys.after(last), left)
         self.next_piece += 1
-        return encode_ipc(rows), last, has_more
+        schema, columns = self.wanted.schema, self.wanted.columns
+        message: Rows | None = stored_message.message_at(rows.addresses, rows.lengths, schema, columns)
+        if message is None:
+            message = encode_ipc(_columns(rows, self.bucket.versions, schema, columns))
+        return message, last, has_more
 
     def end(self) -> None:
         """Release the store's files."""

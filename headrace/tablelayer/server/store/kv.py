@@ -22,8 +22,9 @@ import errno
 import itertools
 import json
 import sys
+import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from pathlib import Path
 from struct import Struct
@@ -53,6 +54,15 @@ from headrace.tablelayer.server.limits import BLOCK_CACHE_BYTES, Limits
 from headrace.tablelayer.server.room import Room
 from headrace.tablelayer.server.store.first_rows import FirstRows, Remembered
 from headrace.tablelayer.server.store.open_stores import OpenStores, StoreFiles, Use
+from headrace.tablelayer.server.store.sorted_tables import (
+    Indexes,
+    SortedTables,
+    StoredRows,
+    UnknownTableError,
+)
+from headrace.tablelayer.server.store.sorted_tables import (
+    Limits as PieceLimits,
+)
 
 ROW_PREFIX = b"\x01"
 _READ_TOGETHER = 16
@@ -77,6 +87,11 @@ _BLOCK_BYTES = 16 << 10  # batches of sorted keys meet in blocks of this size
 _BLOCK_HASH_RATIO = 0.75  # RocksDB's own advice
 # a piece of a scan may take this much in Arrow's form, however little is requested
 _MADE_BYTES_MIN = 16 << 20
+_ITERATED_ROWS = 2048
+"""Number of rows at the beginning of a scan that RocksDB's iterator reads: a small scan needs no flush for them."""
+_ITERATED_TOGETHER = 256  # some 0.2 ms with the interpreter's lock
+_ITERATED_PAUSE_SECONDS = 0.00005
+_SNAPSHOT_ATTEMPTS = 16
 _MEMTABLE_BYTES_MIN = 512 << 10
 _MEMTABLE_BLOOM_RATIO = 0.02  # of a memtable: 320 KiB, enough for 250,000 keys
 
@@ -112,6 +127,7 @@ class SharedMemory:
         self.helper = self.threads.pool(1, "table-reads")
         self.stores = OpenStores(self.clock, limits.store_files_max, limits.stores_open_max)
         self.first_rows = Remembered()
+        self.indexes = Indexes()
 
     def options(self, stores: int = 1) -> Any:
         """Return the options for one of `stores` stores that are written to together.
@@ -211,6 +227,9 @@ class KeyValueStore:
         self._written_bytes = 0
         self._flushed_bytes = 0
         self._first_rows = FirstRows(memory.first_rows, ROW_PREFIX)
+        self._tables = SortedTables(path, memory.disk, memory.indexes)
+        self._flushing = threading.Lock()
+        """Held by the flush of a scan: RocksDB's Python object cannot be closed during one of its calls."""
         self._write_options = WriteOptions()
         self._write_options.disable_wal = True
         self._write_options.no_slowdown = True  # see `_write`
@@ -630,13 +649,37 @@ class KeyValueStore:
         return counts, values, None
 
     def snapshot(self) -> StoreSnapshot:
-        """Return the present state, which stays open until the snapshot ends."""
+        """Pin the present state, which stays open until the snapshot ends; writes may go on."""
+        threads = self._memory.threads
         if not self.is_made:
-            return StoreSnapshot(None)
+            return StoreSnapshot(None, threads)
         use = self._files.hold()
         with self._files as database:
-            snapshot = database.snapshot()
-        return StoreSnapshot(snapshot, use)
+            for _ in range(_SNAPSHOT_ATTEMPTS):
+                # RocksDB's Python iterators ignore a snapshot: each is one by itself, of the moment when it is made.
+                sequence = database.latest_sequence_number()
+                pinned, iterator = database.snapshot(), database.iter(ReadOptions())
+                if database.latest_sequence_number() == sequence:
+                    tables = _Tables(self, self._tables, pinned, sequence)
+                    return StoreSnapshot(iterator, threads, tables, use)
+            return StoreSnapshot(iterator, threads, None, use)
+
+    def live_files(self) -> list[dict[str, Any]]:
+        """Return RocksDB's list of its table files. Raises UnknownTableError if the store is closed."""
+        try:
+            with self._files as database:
+                files: list[dict[str, Any]] = database.live_files()
+        except Exception as error:  # RocksDB's own errors have no type
+            raise UnknownTableError(str(error)) from error
+        return files
+
+    def flush_for_scan(self) -> None:
+        """Write memory to files, without any of the records that `flush` makes. Raises UnknownTableError."""
+        try:
+            with self._flushing, self._files as database:
+                database.flush(True)
+        except Exception as error:
+            raise UnknownTableError(str(error)) from error
 
     def checkpoint(self, path: Path, memory: SharedMemory) -> tuple[int, int]:
         """Copy the present store to the new folder `path`, mostly as hard links.
@@ -676,7 +719,9 @@ class KeyValueStore:
 
     def _close(self) -> None:
         self._first_rows.forget()
-        self._files.end()
+        with self._flushing:
+            self._files.end()
+        self._tables.forget()
 
     def destroy(self) -> None:
         """Close, and remove the files, whatever state they are in."""
@@ -729,62 +774,114 @@ def successor(prefix: bytes) -> bytes:
     return kept[:-1] + bytes([kept[-1] + 1])
 
 
-class StoreSnapshot:
-    """The state at one applied offset, read in pieces during writes; None is an empty state."""
+class _Tables(msgspec.Struct, frozen=True):
+    """The table files that have a snapshot's rows, once the rows in memory are flushed."""
 
-    def __init__(self, snapshot: Any, use: Use | None = None) -> None:
-        """`use` keeps the store open."""
+    store: KeyValueStore
+    files: SortedTables
+    pinned: Any
+    """RocksDB's snapshot: compactions keep what it sees."""
+    sequence: int
+
+
+class StoreSnapshot:
+    """The state at one applied offset, read in pieces during writes.
+
+    An iterator of RocksDB reads the first rows, and everything that `SortedTables` does not know.
+    """
+
+    def __init__(
+        self, iterator: Any, threads: Threads, tables: _Tables | None = None, use: Use | None = None
+    ) -> None:
+        """Create it; without an iterator it is an empty state.
+
+        `tables` has the iterator's state. `use` keeps the store open.
+        """
         meta = None
-        if snapshot is not None and _META_KEY in _keys_of(snapshot):
-            meta = snapshot[_META_KEY]
+        if iterator is not None:
+            iterator.seek(_META_KEY)
+            meta = iterator.value() if iterator.key() == _META_KEY else None
         self.applied_offset, self.row_count = (0, 0) if meta is None else _decode_meta(meta)
-        self._snapshot = snapshot
-        self._items: Iterator[tuple[bytes, bytes]] = iter(())
-        self._first = ROW_PREFIX
-        self._last: bytes | None = None
+        self._iterator = iterator
+        self._threads = threads
+        self._tables = tables
+        self._is_flushed = False
+        self.seek(KeyRange())
         self._use = use  # last: attributes are dropped in this order
 
     def seek(self, keys: KeyRange) -> None:
         """Read these keys from now on."""
-        if self._snapshot is None:
-            return
-        self._first, self._last = keys.lower, None
-        options = ReadOptions()
-        if keys.upper is not None:
-            options.set_iterate_upper_bound(keys.upper)
-        self._items = iter(self._snapshot.items(from_key=keys.lower, read_opt=options))
+        self._keys, self._iterated_left, self._is_there = keys, _ITERATED_ROWS, False
 
     def end(self) -> None:
         """Release the store: it cannot be opened again while this snapshot has it."""
-        self._items = iter(())
-        self._snapshot = None
+        self._iterator = self._tables = None
         if self._use is not None:
             self._use.end()
 
     def next_rows(
         self, max_bytes: int, max_rows: int, cost: RowCost
-    ) -> tuple[list[bytes], bytes | None, bool]:
-        """Return (values in key order, the last value's key, whether there may be more).
+    ) -> tuple[StoredRows, bytes | None, bool]:
+        """Return (rows in key order, the last key that was looked at, whether there may be more).
 
-        There are at most `max_rows` values, at least one if possible, and none after they reach `max_bytes`, or
-        `max_bytes` (at least 16 MiB) by their `cost`.
+        There are at most `max_rows` rows, at least one if possible, and none after they reach `max_bytes`, or
+        `max_bytes` (at least 16 MiB) by their `cost`. The key is not below that of the last row; it is None if the
+        range has no keys.
         """
+        if self._iterator is None:
+            return StoredRows.of([]), None, False
+        made_max = max(_MADE_BYTES_MIN, max_bytes)
+        limits = PieceLimits(max_rows, max_bytes, made_max, cost.width, cost.expansion)
+        if self._tables is not None and not self._iterated_left:
+            with contextlib.suppress(UnknownTableError, OSError):
+                return self._from_tables(self._tables, limits)
+            self._tables = None  # the iterator decides whether the files are damaged
+        return self._iterated(limits)
+
+    def _from_tables(self, tables: _Tables, limits: PieceLimits) -> tuple[StoredRows, bytes | None, bool]:
+        if not self._is_flushed:
+            tables.store.flush_for_scan()
+            self._is_flushed = True
+        lower, upper = self._keys.lower, self._keys.upper
+        piece = tables.files.rows(tables.store.live_files, lower, upper, tables.sequence, limits)
+        self._is_there = False
+        if piece.last is not None:
+            self._keys = self._keys.after(piece.last)
+        return piece.rows, piece.last, piece.has_more
+
+    def _iterated(self, limits: PieceLimits) -> tuple[StoredRows, bytes | None, bool]:
+        iterator, upper = self._iterator, self._keys.upper
+        if not self._is_there:
+            iterator.seek(self._keys.lower)
+            self._is_there = True
+        key_here, value_here, go_on = iterator.key, iterator.value, iterator.next
+        rows_max = limits.rows
+        if self._tables is not None:
+            rows_max = min(rows_max, self._iterated_left)
         values: list[bytes] = []
         last: bytes | None = None
-        width, factor = cost.width, cost.expansion
-        size, made, made_max = 0, 0, max(_MADE_BYTES_MIN, max_bytes)
-        while size < max_bytes and made < made_max and len(values) < max_rows:
-            item = next(self._items, None)
-            if item is None:
-                if self._snapshot is not None:
-                    _check_end(self._snapshot, self._first, last or self._last)
-                return values, last, False
-            last, value = item
-            self._last = last
+        size, made = 0, 0
+        has_more = True
+        while size < limits.value_bytes and made < limits.made_bytes and len(values) < rows_max:
+            key = key_here()
+            if key is None or (upper is not None and key >= upper):
+                has_more = False
+                break
+            last, value = key, value_here()
             values.append(value)
             size += len(value)
-            made += width + factor * len(value)
-        return values, last, True
+            made += limits.width + limits.expansion * len(value)
+            go_on()
+            if self._tables is None and len(values) % _ITERATED_TOGETHER == 0:
+                self._threads.pause(
+                    _ITERATED_PAUSE_SECONDS
+                )  # so that other threads get the interpreter's lock
+        if not has_more and key is None:
+            iterator.status()  # raises if the iteration ended because of an error
+        if last is not None:
+            self._keys = self._keys.after(last)
+        self._iterated_left = max(0, self._iterated_left - len(values))
+        return StoredRows.of(values), last, has_more
 
 
 def _check_end(source: Any, first: bytes, last: bytes | None) -> None:
@@ -798,11 +895,6 @@ def _check_end(source: Any, first: bytes, last: bytes | None) -> None:
     if last is not None and iterator.valid():
         iterator.next()
     iterator.status()
-
-
-def _keys_of(snapshot: Any) -> list[bytes]:
-    """Return the first key of the store: the metadata, if anything was ever written."""
-    return list(itertools.islice(snapshot.keys(), 1))
 
 
 def _decode_meta(meta: bytes) -> tuple[int, int]:

@@ -58,18 +58,18 @@ def test_partitions_buckets_and_sizes(rows, headrace, shop):
         ("a", f"{shop}.daily.a", 1, 2),
         ("b", f"{shop}.daily.b", 1, 1),
     ]
-    assert all(each["log bytes"] > 0 for each in listed)
+    assert all(each["log_bytes"] > 0 for each in listed)
     refused = headrace("tables", "partitions", f"{shop}.item")
     assert (refused.exit_code, "not partitioned" in refused.stderr) == (1, True)
 
     buckets = rows("tables", "buckets", f"{shop}.item", "--at", "2000-01-01")
     assert [each["bucket"] for each in buckets] == [0, 1]
-    assert sum(each["end offset"] for each in buckets) == 20
+    assert sum(each["end_offset"] for each in buckets) == 20
     assert all(
-        (each["offset at time"], each["first offset"], each["leader"]) == (0, 0, 0) for each in buckets
+        (each["offset_at_time"], each["first_offset"], each["leader"]) == (0, 0, 0) for each in buckets
     )
     later = rows("tables", "buckets", f"{shop}.item", "--at", "2100-01-01T00:00:00+02:00")
-    assert [each["offset at time"] for each in later] == [each["end offset"] for each in later]
+    assert [each["offset_at_time"] for each in later] == [each["end_offset"] for each in later]
     assert {each["topic"] for each in rows("tables", "buckets", f"{shop}.daily")} == {
         f"{shop}.daily.a",
         f"{shop}.daily.b",
@@ -79,7 +79,7 @@ def test_partitions_buckets_and_sizes(rows, headrace, shop):
     sizes = {each["table"]: each for each in rows("tables", "size")}
     assert sizes[f"{shop}.item"]["rows"] == 20
     assert sizes[f"{shop}.item"]["kind"] == "primary key"
-    assert sizes[f"{shop}.item"]["log bytes"] == sum(each["log bytes"] for each in buckets)
+    assert sizes[f"{shop}.item"]["log_bytes"] == sum(each["log_bytes"] for each in buckets)
     assert (sizes[f"{shop}.daily"]["partitions"], sizes[f"{shop}.daily"]["rows"]) == (2, 3)
     assert [each["table"] for each in rows("tables", "size", f"{shop}.part")] == [f"{shop}.part"]
 
@@ -123,7 +123,7 @@ def test_the_doctor_is_content_with_a_server_that_works(rows, headrace, server, 
         assert findings[check]["verdict"] in ("ok", "warning"), findings[check]
     problems = [each for each in findings.values() if each["verdict"] == "problem"]
     assert found.exit_code == (1 if problems else 0)
-    assert all(each["what to do"] for each in findings.values() if each["verdict"] != "ok")
+    assert all(each["what_to_do"] for each in findings.values() if each["verdict"] != "ok")
     assert not (tmp_path / "new").exists()
 
 
@@ -139,7 +139,7 @@ def test_a_table_without_a_lake_is_told_by_the_doctor_and_in_the_log(headrace, s
         assert found["what"].startswith(
             "default.kept is marked for tiering, but the server has no iceberg lake"
         )
-        assert "--set datalake.iceberg.warehouse=" in found["what to do"]
+        assert "--set datalake.iceberg.warehouse=" in found["what_to_do"]
         log = tmp_path / "data" / "headrace.log"
         said = "table default.kept has 'table.datalake.enabled' = 'true', but this broker has no lake for it"
         eventually(lambda: said in log.read_text())
@@ -166,7 +166,7 @@ def test_the_doctor_finds_a_wrong_advertised_address_and_a_directory_in_use(head
     (wrong,) = [each for each in findings if each["check"] == "advertised address"]
     assert wrong["verdict"] == "problem"
     assert f"127.0.0.1:{port}, where no server answers" in wrong["what"]
-    assert "advertised.listeners" in wrong["what to do"]
+    assert "advertised.listeners" in wrong["what_to_do"]
     assert any(f"in use by process {served.process.pid}" in each["what"] for each in findings)
 
 

@@ -253,10 +253,10 @@ def test_describe_says_the_same_as_json(headrace, connection, topic):
     (described,) = lines(headrace("topics", "describe", topic, "-o", "json"))
     assert described.pop("id")
     assert described == {
-        "topic": topic, "is table": False, "configs": {},
+        "topic": topic, "is_table": False, "configs": {},
         "partitions": [
-            {"partition": p, "leader": 0, "replicas": [0], "in sync": [0], "offline": [], "first offset": 0,
-             "end offset": int(p == 2)} for p in range(3)
+            {"partition": p, "leader": 0, "replicas": [0], "in_sync": [0], "offline": [], "first_offset": 0,
+             "end_offset": int(p == 2)} for p in range(3)
         ],
     }  # fmt: skip
 
@@ -296,9 +296,9 @@ def test_a_group_goes_on_elsewhere(headrace, connection, topic, group, words, af
     before = positions(connection, group)
     dry = lines(headrace("groups", "reset", group, *words, "--dry-run", "-o", "json"))
     assert positions(connection, group) == before
-    planned = {row["partition"]: row["new offset"] for row in dry}
+    planned = {row["partition"]: row["new_offset"] for row in dry}
     assert {**before, **planned} == after
-    assert {row["partition"]: row["committed offset"] for row in dry} == {p: before.get(p) for p in planned}
+    assert {row["partition"]: row["committed_offset"] for row in dry} == {p: before.get(p) for p in planned}
     aborted = headrace("groups", "reset", group, *words, input="n\n")
     assert aborted.exit_code == 1
     assert positions(connection, group) == before
@@ -375,8 +375,8 @@ def test_configurations_are_listed_described_and_set(headrace, connection, topic
         {"kind": "topic", "name": topic, "configuration": "segment.ms", "value": "99999"},
     ]
     (one,) = lines(headrace("configs", "describe", "topic", topic, "retention.ms", "-o", "json"))
-    assert (one["value"], one["from"], one["can be changed"]) == ("1234", "topic", "yes")
-    assert len(one["what it does"]) > 20
+    assert (one["value"], one["from"], one["can_be_changed"]) == ("1234", "topic", "yes")
+    assert len(one["what_it_does"]) > 20
     some = lines(headrace("configs", "describe", "topic", topic, "-o", "json"))
     everything = lines(headrace("configs", "describe", "topic", topic, "--all", "-o", "json"))
     assert {"retention.ms", "segment.ms"} <= {each["configuration"] for each in some}

@@ -12,7 +12,7 @@ from simulator.ports import free_port
 def test_a_single_server_is_a_cluster_of_one(headrace, server) -> None:
     found = headrace("cluster", "brokers", "--server", server, "--format", "json")
     (broker,) = [json.loads(line) for line in found.stdout.splitlines()]
-    assert (broker["broker"], broker["address"], broker["is controller"]) == (0, server, True)
+    assert (broker["broker"], broker["address"], broker["is_controller"]) == (0, server, True)
     said = headrace("cluster", "status", "--server", server).stdout
     assert "controller: broker 0" in said
     assert "1 broker alive: 0" in said

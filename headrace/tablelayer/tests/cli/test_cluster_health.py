@@ -67,13 +67,13 @@ def shown_by_commands(run: Callable[..., Result], gone: str, leaders: list[int],
     assert (health.exit_code, health.stderr) == (1, f"{gone}\n1 partition without a leader: {TOPIC}-{lost}\n")
     assert (late.exit_code, "2 brokers alive, not 3" in late.stderr) == (1, True)
     listed = [json.loads(line) for line in run("cluster", "brokers", "-o", "json").stdout.splitlines()]
-    assert [each["is alive"] for each in listed] == [True, True, False]
+    assert [each["is_alive"] for each in listed] == [True, True, False]
     (topic,) = [json.loads(line) for line in run("topics", "list", "-o", "json").stdout.splitlines()]
-    assert (topic["partitions"], topic["without leader"], topic["offsets kept"]) == (3, 1, None)
+    assert (topic["partitions"], topic["without_leader"], topic["offsets_kept"]) == (3, 1, None)
     parts = json.loads(run("topics", "describe", TOPIC, "-o", "json").stdout)["partitions"]
     assert [each["leader"] for each in parts] == [None if each == 3 else each for each in leaders]
     assert [each["offline"] for each in parts] == [[3] if each == 3 else [] for each in leaders]
-    assert [each["end offset"] for each in parts] == [None if each == 3 else 0 for each in leaders]
+    assert [each["end_offset"] for each in parts] == [None if each == 3 else 0 for each in leaders]
     top = run("top", "-n", "1", "--interval", "0.1")
     assert (top.exit_code, gone in top.stdout) == (0, True)
     doctor = run("doctor", "-o", "json")

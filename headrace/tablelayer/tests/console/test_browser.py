@@ -217,3 +217,29 @@ def test_records_are_browsed_produced_and_followed(browser: Any, console: str) -
     assert watched.troubles == other.troubles == []
     watched.context.close()
     other.context.close()
+
+
+def test_the_newest_query_alone_draws_and_a_query_is_cancelled(browser: Any, console: str) -> None:
+    watched = Watched(browser, console, 1280, "light")
+    page = watched.page
+    watched.go("sql")
+    query, run = page.get_by_label("Query"), page.get_by_role("button", name="Run")
+    cancel = page.get_by_role("button", name="Cancel")
+    assert cancel.is_disabled()
+    long = "SELECT sum(a.range * b.range % 7) AS slow FROM range(100000000) a, range({}) b"
+    query.fill(long.format(3))  # some seconds, and an answer
+    run.click()
+    query.fill("SELECT 42 AS fast")
+    run.click()
+    result = page.get_by_role("region", name="Result")
+    result.get_by_role("columnheader", name="fast").wait_for()
+    page.wait_for_timeout(6000)
+    assert result.get_by_role("columnheader").all_inner_texts() == ["fast"]
+    query.fill(long.format(100000))
+    run.click()
+    page.get_by_text("Running").wait_for()
+    cancel.click()
+    page.get_by_text("Cancelled.").wait_for()
+    assert cancel.is_disabled()
+    assert watched.troubles == []
+    watched.context.close()

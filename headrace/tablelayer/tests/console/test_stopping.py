@@ -98,7 +98,6 @@ def test_long_queries_leave_room_for_others_and_end_with_their_readers(
     readers += [made.begin(LONG) for _ in range(QUERIES_MAX - len(readers))]
     refused = httpx.post(f"{made.url}/api/sql", json=ask, timeout=60)
     assert (refused.status_code, f"{QUERIES_MAX} queries are running" in refused.text) == (429, True)
-    assert httpx.get(f"{made.url}/api/topics", timeout=60).status_code == 200
     for each in readers:
         each.close()
     eventually(lambda: idle(made))

@@ -1,0 +1,529 @@
+"""Reads of a snapshot's rows from RocksDB's table files, without RocksDB's iterator and without the interpreter.
+
+RocksDB's Python iterator makes one object a row under the interpreter's lock. Here a piece of a scan is planned from
+the indexes of the files, its blocks are read, and kernels (`table_kernels.py`) check and merge them. A snapshot of
+RocksDB stays open meanwhile: compactions keep what it sees, so that each present set of files has its rows, and entries
+with a higher sequence number do not count. The rows in memory are flushed first.
+
+Anything that these functions do not know or that looks damaged raises UnknownTableError: RocksDB's own iterator then
+reads, and decides. Format: RocksDB's `table/format.cc`, block-based tables of format version 5.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from struct import Struct
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headrace.broker.runtime.ports import Disk
+from headrace.tablelayer.model.arrays.arrays import binary_array, ends_to_offsets, sealed, variable_values
+from headrace.tablelayer.server.store import table_kernels as kernels
+from headrace.tablelayer.server.store.table_kernels import TRAILER_BYTES, UNKNOWN, Indices, Table
+
+INDEXES_BYTES_MAX: Final = 32 << 20
+"""Maximum size of the indexes that are kept, all stores of a process together: those of 16 GiB of files."""
+_TOGETHER_BYTES: Final = 2 << 20
+"""Size of the blocks that are read and merged together. Planning them takes 0.1 ms with the interpreter's lock."""
+_TOGETHER_BYTES_MIN: Final = 64 << 10
+_TOGETHER_BYTES_MAX: Final = 96 << 20
+"""Maximum size of these blocks; only rows of many megabytes exceed it."""
+_SKEW: Final = 4
+_RUNS_MAX: Final = 64
+_ATTEMPTS: Final = 8
+_FOOTER_BYTES: Final = 53
+_FOOTER_END: Final = Struct("<IQ")
+_MAGIC: Final = 0x88E241B785F4CFF7
+_FORMAT_VERSION: Final = 5
+_XXH3: Final = 4
+_TAG_BYTES: Final = 8
+_META_BLOCK_BYTES_MAX: Final = 1 << 20
+_PROPERTIES: Final = b"rocksdb.properties"
+_META_BLOCKS: Final = frozenset({_PROPERTIES, b"fullfilter.rocksdb.BuiltinBloomFilter"})
+_EXPECTED: Final = {
+    b"rocksdb.comparator": b"leveldb.BytewiseComparator",
+    b"rocksdb.block.based.table.index.type": bytes(4),
+    b"rocksdb.num.range-deletions": b"\x00",
+    b"rocksdb.merge.operands": b"\x00",
+}
+_USER_KEYS: Final = b"rocksdb.index.key.is.user.key"
+_DELTAS: Final = b"rocksdb.index.value.is.delta.encoded"
+_BLOCK_COUNT: Final = b"rocksdb.num.data.blocks"
+_RAW_INDEX_BYTES: Final = b"rocksdb.index.size"
+_REFUSED: Final = frozenset({b"rocksdb.external_sst_file.global_seqno", b"rocksdb.external_sst_file.version"})
+
+
+LiveFiles = Callable[[], list[dict[str, Any]]]
+"""Returns what `Rdict.live_files` does."""
+
+
+class UnknownTableError(Exception):
+    """A table file is damaged, or has a form that the kernels do not know."""
+
+
+class StoredRows(msgspec.Struct, frozen=True):
+    """Encoded rows at addresses, in memory that `owners` keep."""
+
+    addresses: Indices
+    lengths: Indices
+    owners: Sequence[object] = ()
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @classmethod
+    def of(cls, values: Sequence[bytes]) -> StoredRows:
+        array = pa.array(values, pa.binary())
+        offsets, data = variable_values(array)
+        starts = offsets.astype(np.int64)
+        return cls(data.ctypes.data + starts[:-1], np.diff(starts), (array, data))
+
+    @classmethod
+    def joined(cls, parts: Sequence[StoredRows]) -> StoredRows:
+        """Return the rows of all parts, one part after another."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            np.concatenate([part.addresses for part in parts]),
+            np.concatenate([part.lengths for part in parts]),
+            [part.owners for part in parts],
+        )
+
+    def take(self, chosen: npt.NDArray[Any]) -> StoredRows:
+        """Return some of the rows; `chosen` has their indexes, or a bool for each row."""
+        return StoredRows(self.addresses[chosen], self.lengths[chosen], self.owners)
+
+    def array(self) -> pa.BinaryArray:
+        """Return a copy. Raises ValueError beyond 2 GiB."""
+        offsets = ends_to_offsets(self.lengths)
+        data = np.empty(offsets[-1], np.uint8)
+        kernels.gather(self.addresses, self.lengths, offsets, data)
+        return binary_array(offsets, data)
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """The limits of a piece: rows, bytes of values, and bytes in Arrow's form with their cost per row and per byte."""
+
+    rows: int
+    value_bytes: int
+    made_bytes: int
+    width: int
+    expansion: int
+
+    def after(self, rows: StoredRows) -> Limits:
+        """Return what is left of the limits."""
+        size = int(rows.lengths.sum())
+        made = self.made_bytes - len(rows) * self.width - size * self.expansion
+        return Limits(self.rows - len(rows), self.value_bytes - size, made, self.width, self.expansion)
+
+
+class _Index(msgspec.Struct, frozen=True):
+    """The index of one file: `blocks` is int64[n, 2] (position, size); separators as in `table_kernels.read_index`."""
+
+    blocks: Table
+    arena: npt.NDArray[np.uint8]
+    separators: Table
+
+    @property
+    def size(self) -> int:
+        return int(self.blocks.nbytes + self.arena.nbytes + self.separators.nbytes)
+
+    def first_from(self, key: bytes) -> int:
+        """Return the first block that can have keys from `key` on."""
+        return int(kernels.first_block_from(self.arena, self.separators, _bytes(key)))
+
+    def separator(self, block: int) -> bytes:
+        at, length = self.separators[block].tolist()
+        return self.arena[at : at + length].tobytes()
+
+    def span(self, first: int, stop: int) -> tuple[int, int]:
+        """Return (position, size) of some blocks with their trailers."""
+        if first >= stop:
+            return 0, 0
+        begin, last = int(self.blocks[first, 0]), self.blocks[stop - 1]
+        return begin, int(last[0] + last[1]) + TRAILER_BYTES - begin
+
+
+class Indexes:
+    """The indexes of table files that were read last, within `INDEXES_BYTES_MAX`. Any thread may use it."""
+
+    def __init__(self, bytes_max: int = INDEXES_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._known: OrderedDict[tuple[object, str], _Index] = OrderedDict()
+        self._size = 0
+        self._lock = threading.Lock()
+
+    def get(self, owner: object, name: str, read: Callable[[], _Index]) -> _Index:
+        """Return the index of the file `name` of a store. `owner` is an object of that store alone, opened once."""
+        with self._lock:
+            found = self._known.get((owner, name))
+            if found is not None:
+                self._known.move_to_end((owner, name))
+                return found
+        found = read()
+        with self._lock:
+            if (owner, name) not in self._known:
+                self._known[owner, name] = found
+                self._size += found.size
+            while self._size > self._bytes_max and len(self._known) > 1:
+                self._size -= self._known.popitem(last=False)[1].size
+        return found
+
+    def forget(self, owner: object) -> None:
+        with self._lock:
+            for key in [key for key in self._known if key[0] is owner]:
+                self._size -= self._known.pop(key).size
+
+
+class _Run(msgspec.Struct):
+    """One file of a sorted run, and its blocks `first` to `stop` that can have keys of the range.
+
+    `end_key` is the last key of the file if the run goes on in other files, else None.
+    """
+
+    path: Path
+    index: _Index
+    first: int
+    stop: int
+    end_key: bytes | None
+    taken: int = 0
+
+    @property
+    def bytes_left(self) -> int:
+        return self.index.span(self.first, self.stop)[1]
+
+    @property
+    def bytes_taken(self) -> int:
+        return self.index.span(self.first, self.taken)[1]
+
+    def take_to(self, bound: bytes | None) -> None:
+        """Take the blocks that can have keys up to a bound; None: all."""
+        self.taken = self.stop
+        if bound is not None:
+            self.taken = min(self.stop, self.index.first_from(bound + b"\x00") + 1)
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """Rows of a scan; all rows up to key `last` are looked at. `is_full`: the limits are reached."""
+
+    rows: StoredRows
+    last: bytes | None
+    has_more: bool
+    is_full: bool = False
+
+
+class SortedTables:
+    """The table files of one open store."""
+
+    def __init__(self, path: Path, disk: Disk, indexes: Indexes) -> None:
+        self._path = path
+        self._disk = disk
+        self._indexes = indexes
+
+    def forget(self) -> None:
+        self._indexes.forget(self)
+
+    def rows(
+        self, live_files: LiveFiles, lower: bytes, upper: bytes | None, sequence: int, limits: Limits
+    ) -> Piece:
+        """Return the first rows of lower <= key < upper that a snapshot of this sequence number sees.
+
+        Without rows there are no more. Raises UnknownTableError, OSError and what `live_files` raises.
+        """
+        found: list[StoredRows] = []
+        last: bytes | None = None
+        while True:
+            piece = self._piece(live_files, lower, upper, sequence, limits)
+            found.append(piece.rows)
+            last = piece.last or last
+            if piece.is_full or not piece.has_more:
+                return Piece(StoredRows.joined(found), last, piece.has_more, piece.is_full)
+            assert last is not None
+            lower = last + b"\x00"
+            limits = limits.after(piece.rows)
+
+    def _piece(
+        self, live_files: LiveFiles, lower: bytes, upper: bytes | None, sequence: int, limits: Limits
+    ) -> Piece:
+        """Return the rows of some blocks."""
+        for _ in range(_ATTEMPTS):
+            try:
+                runs = self._runs(live_files(), lower, upper)
+                end = _planned(runs, min(_TOGETHER_BYTES, max(_TOGETHER_BYTES_MIN, limits.value_bytes)))
+                return self._read(runs, lower, upper, end, sequence, limits)
+            except FileNotFoundError:
+                continue  # a compaction has replaced a file since it was listed
+        raise UnknownTableError("the files change too fast")
+
+    def _runs(self, files_now: list[dict[str, Any]], lower: bytes, upper: bytes | None) -> list[_Run]:
+        wanted = [
+            file
+            for file in files_now
+            if file["end_key"] >= lower and (upper is None or file["start_key"] < upper)
+        ]
+        runs = []
+        for files in _sorted_runs(wanted):
+            here = files[0]
+            path = self._path / here["name"].lstrip("/")
+            index = self._indexes.get(self, here["name"], partial(read_index, self._disk, path))
+            count = len(index.blocks)
+            stop = count if upper is None else min(count, index.first_from(upper) + 1)
+            runs.append(
+                _Run(path, index, index.first_from(lower), stop, here["end_key"] if len(files) > 1 else None)
+            )
+        return runs
+
+    def _read(
+        self,
+        runs: Sequence[_Run],
+        lower: bytes,
+        upper: bytes | None,
+        end: bytes | None,
+        sequence: int,
+        limits: Limits,
+    ) -> Piece:
+        owners: list[Any] = []
+        places, sizes, starts = [], [], [0]
+        for run in runs:
+            position, size = run.index.span(run.first, run.taken)
+            data = np.frombuffer(self._bytes_of(run.path, position, size), np.uint8)
+            owners.append(data)
+            blocks = run.index.blocks[run.first : run.taken]
+            places.append(blocks[:, 0] + (data.ctypes.data - position))
+            sizes.append(blocks[:, 1])
+            starts.append(starts[-1] + len(blocks))
+        if not starts[-1]:
+            return Piece(StoredRows.of([]), end, end is not None)
+        all_places, all_sizes = np.concatenate(places), np.concatenate(sizes)
+        entries, longest, ends = _checked(all_places, all_sizes, owners)
+        bound, is_inclusive = upper, False
+        if end is not None and (upper is None or end < upper):
+            bound, is_inclusive = end, True
+        count = min(
+            entries + 1, limits.rows
+        )  # so that the limit of rows alone is never reached by all entries
+        addresses, lengths = np.empty(count, np.int64), np.empty(count, np.int64)
+        last = np.empty(longest + kernels.SLACK, np.uint8)
+        found, last_length, outcome = kernels.merge(
+            all_places,
+            ends,
+            np.array(starts, np.int64),
+            longest,
+            _bytes(lower),
+            _bytes((bound or b"") + bytes(kernels.SLACK)),
+            bound is not None,
+            is_inclusive,
+            sequence,
+            np.array(
+                [count, limits.value_bytes, limits.made_bytes, limits.width, limits.expansion], np.int64
+            ),
+            addresses,
+            lengths,
+            last,
+        )
+        if found == UNKNOWN:
+            raise UnknownTableError("an entry of an unknown kind")
+        rows = StoredRows(addresses[:found], lengths[:found], owners)
+        looked_at = last[:last_length].tobytes() if last_length >= 0 else None
+        if outcome == kernels.FULL:
+            return Piece(rows, looked_at, True, True)
+        return Piece(rows, end if is_inclusive else looked_at, is_inclusive)
+
+    def _bytes_of(self, path: Path, position: int, size: int) -> bytes:
+        file = self._disk.open_read_only(path)
+        try:
+            data = file.read(size, position) if size else b""
+        finally:
+            file.close()
+        if len(data) != size:
+            raise UnknownTableError(f"{path.name} ends before {position + size}")
+        return data
+
+
+def _sorted_runs(files: Sequence[dict[str, Any]]) -> Sequence[list[dict[str, Any]]]:
+    """Return files in groups in each of which they follow each other without a common key.
+
+    Each file of level 0 is one group. Two files of another level can have versions of one key.
+    """
+    runs: list[list[dict[str, Any]]] = []
+    open_runs: dict[int, list[list[dict[str, Any]]]] = {}
+    for file in sorted(files, key=lambda file: (file["level"], file["start_key"], file["end_key"])):
+        for run in open_runs.get(file["level"], ()) if file["level"] else ():
+            if run[-1]["end_key"] < file["start_key"]:
+                run.append(file)
+                break
+        else:
+            runs.append([file])
+            open_runs.setdefault(file["level"], []).append(runs[-1])
+    if len(runs) > _RUNS_MAX:
+        raise UnknownTableError(f"{len(runs)} sorted runs")
+    return runs
+
+
+def _planned(runs: Sequence[_Run], piece_bytes: int) -> bytes | None:
+    """Choose the blocks of a piece; return the last key that they have to have, None for all.
+
+    The runs are cut at one key. It comes from the largest run, which gets its share of `piece_bytes`.
+    """
+    limit = min((run.end_key for run in runs if run.end_key is not None), default=None)
+    left = sum(run.bytes_left for run in runs)
+    if left <= piece_bytes:
+        bound = limit
+        for run in runs:
+            run.take_to(bound)
+        return bound
+    largest = max(runs, key=lambda run: run.bytes_left)
+    blocks = max(1, (largest.stop - largest.first) * piece_bytes // left)
+    while True:
+        bound = largest.index.separator(largest.first + blocks - 1)
+        if limit is not None:
+            bound = min(bound, limit)
+        for run in runs:
+            run.take_to(bound)
+        taken = sum(run.bytes_taken for run in runs)
+        if taken <= _SKEW * piece_bytes:
+            return bound
+        # Keys of another run are dense here. It has one block behind the bound, which does not count.
+        largest = max(runs, key=lambda run: run.bytes_taken)
+        blocks = (largest.taken - largest.first - 1) // 2
+        if not blocks or largest.index.separator(largest.first + blocks - 1) >= bound:
+            if taken > _TOGETHER_BYTES_MAX:
+                raise UnknownTableError(f"blocks of {taken} bytes would be read together")
+            return bound
+
+
+def _checked(places: Indices, sizes: Indices, owners: list[Any]) -> tuple[int, int, Indices]:
+    """Check and decompress blocks in place. Return (entries, bytes of the longest key, ends of the entries)."""
+    kinds, ends = np.empty(len(places), np.int64), np.empty(len(places), np.int64)
+    unpacked_bytes = kernels.check(places, sizes, kinds)
+    if unpacked_bytes == UNKNOWN:
+        raise UnknownTableError("a block is damaged, or compressed in an unknown way")
+    if unpacked_bytes:
+        unpacked = np.empty(unpacked_bytes, np.uint8)
+        owners.append(unpacked)
+        if kernels.unpack(places, sizes, kinds, unpacked.ctypes.data) == UNKNOWN:
+            raise UnknownTableError("a compressed block is damaged")
+    entries, longest = kernels.count(places, sizes, ends)
+    if entries == UNKNOWN:
+        raise UnknownTableError("a block has no valid entries")
+    return int(entries), int(longest), ends
+
+
+def _bytes(value: bytes) -> npt.NDArray[np.uint8]:
+    return sealed(np.frombuffer(value, np.uint8))
+
+
+# -- indexes -----------------------------------------------------------------------------------------------
+
+
+def read_index(disk: Disk, path: Path) -> _Index:
+    """Return the index of a table file. Raises UnknownTableError, OSError."""
+    file = disk.open_read_only(path)
+    try:
+        size = file.size()
+        footer = file.read(_FOOTER_BYTES, max(0, size - _FOOTER_BYTES))
+        if len(footer) < _FOOTER_BYTES:
+            raise UnknownTableError(f"{path.name} has {size} bytes")
+        version, magic = _FOOTER_END.unpack_from(footer, _FOOTER_BYTES - _FOOTER_END.size)
+        if (footer[0], version, magic) != (_XXH3, _FORMAT_VERSION, _MAGIC):
+            raise UnknownTableError(
+                f"{path.name} has checksum {footer[0]}, version {version}, magic {magic:x}"
+            )
+        at, meta_position = _varint(footer, 1)
+        at, meta_size = _varint(footer, at)
+        at, index_position = _varint(footer, at)
+        at, index_size = _varint(footer, at)
+
+        def block(position: int, length: int) -> tuple[int, int, list[Any]]:
+            """Return (address, size, owners) of a block."""
+            data = np.frombuffer(file.read(length + TRAILER_BYTES, position), np.uint8)
+            if len(data) != length + TRAILER_BYTES:
+                raise UnknownTableError(f"{path.name} ends in a block")
+            owners: list[Any] = [data]
+            places, sizes, kinds = np.array([data.ctypes.data]), np.array([length]), np.empty(1, np.int64)
+            unpacked_bytes = kernels.check(places, sizes, kinds)
+            if unpacked_bytes == UNKNOWN:
+                raise UnknownTableError(f"{path.name}: the block at {position} is damaged")
+            if unpacked_bytes:
+                owners.append(np.empty(unpacked_bytes, np.uint8))
+                if kernels.unpack(places, sizes, kinds, owners[-1].ctypes.data) == UNKNOWN:
+                    raise UnknownTableError(f"{path.name}: the block at {position} is damaged")
+            return int(places[0]), int(sizes[0]), owners
+
+        def entries(position: int, length: int) -> dict[bytes, bytes]:
+            if length > _META_BLOCK_BYTES_MAX:
+                raise UnknownTableError(f"{path.name} has a meta block of {length} bytes")
+            place, plain, owners = block(position, length)
+            begin = place - owners[-1].ctypes.data
+            end = int(kernels.entries_end(place, plain))
+            return _entries(owners[-1].tobytes()[begin : begin + end - place])
+
+        meta = entries(meta_position, meta_size)
+        unknown = meta.keys() - _META_BLOCKS
+        if unknown or _PROPERTIES not in meta:
+            raise UnknownTableError(f"{path.name} has the blocks {sorted(meta)}")
+        at, position = _varint(meta[_PROPERTIES], 0)
+        properties = entries(position, _varint(meta[_PROPERTIES], at)[1])
+        for name, expected in _EXPECTED.items():
+            if properties.get(name, expected) != expected:
+                raise UnknownTableError(f"{path.name}: {name.decode()} is {properties[name]!r}")
+        if properties.keys() & _REFUSED:
+            raise UnknownTableError(f"{path.name} was made elsewhere")
+        count = _varint(properties[_BLOCK_COUNT], 0)[1]
+        tag_bytes = 0 if properties.get(_USER_KEYS) == b"\x01" else _TAG_BYTES
+        is_delta = properties.get(_DELTAS) == b"\x01"
+        place, plain, owners = block(index_position, index_size)
+        end = int(kernels.entries_end(place, plain))
+        if end == UNKNOWN or count > plain:
+            raise UnknownTableError(f"{path.name} has no valid index")
+        blocks, separators = np.empty((count, 2), np.int64), np.empty((count, 2), np.int64)
+        arena_bytes = plain + kernels.SLACK
+        while True:
+            arena = np.empty(arena_bytes, np.uint8)
+            found = kernels.read_index(place, end, is_delta, tag_bytes, size, blocks, arena, separators)
+            if found == count or arena_bytes > 64 * (plain + kernels.SLACK):
+                break
+            arena_bytes *= 4  # separators share the beginnings of the ones before them
+        del owners
+        if found != count:
+            raise UnknownTableError(f"{path.name} has no valid index")
+        used = int(separators[-1].sum()) if count else 0
+        return _Index(blocks, sealed(arena[: used + tag_bytes].copy()), separators)
+    finally:
+        file.close()
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return (position behind it, value) of a varint."""
+    value = shift = 0
+    while at < len(data):
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return at, value
+        shift += 7
+    raise UnknownTableError("a number is cut off")
+
+
+def _entries(data: bytes) -> dict[bytes, bytes]:
+    """Return the entries of a small block, whose keys have no tags."""
+    found: dict[bytes, bytes] = {}
+    key, at = b"", 0
+    while at < len(data):
+        at, shared = _varint(data, at)
+        at, other = _varint(data, at)
+        at, size = _varint(data, at)
+        key = key[:shared] + data[at : at + other]
+        at += other
+        found[key] = data[at : at + size]
+        at += size
+    return found

@@ -1,0 +1,252 @@
+"""Scans from RocksDB's table files (`store/sorted_tables.py`), against a dict and against RocksDB's iterator."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rocksdict import DBCompressionType
+
+from headrace.tablelayer.model.types.sizes import RowCost
+from headrace.tablelayer.server.limits import Limits
+from headrace.tablelayer.server.store import kv, sorted_tables, table_kernels
+from headrace.tablelayer.server.store.kv import KeyRange, KeyValueStore, SharedMemory, StoreSnapshot
+from headrace.tablelayer.server.store.xxh3 import SHORTEST, xxh3
+
+COST = RowCost(8, 1)
+State = dict[bytes, bytes]
+PARTS = (b"", b"\x00", b"a", b"a\x00b", b"same-beginning-", b"\xff\xff", b"12345678", b"123456789")
+
+
+class SmallMemory(SharedMemory):
+    """Options that make many small files: files of 64 KiB, compressed as a test wants it."""
+
+    compression: Any = None
+
+    def options(self, stores: int = 1) -> Any:
+        options = super().options(stores)
+        options.set_target_file_size_base(64 << 10)
+        options.set_max_bytes_for_level_base(128 << 10)
+        if self.compression is not None:
+            options.set_compression_per_level([])
+            options.set_compression_type(self.compression)
+        return options
+
+
+@pytest.fixture(autouse=True)
+def from_the_first_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv, "_ITERATED_ROWS", 0)
+
+
+def some_key(rng: random.Random) -> bytes:
+    if rng.random() < 0.5:
+        return b"\x01" + (rng.randrange(3000) + (1 << 63)).to_bytes(8, "big")
+    return b"\x01" + b"".join(rng.choice(PARTS) for _ in range(rng.randrange(4)))
+
+
+def rows_of(snapshot: StoreSnapshot, keys: KeyRange, rng: random.Random) -> list[bytes]:
+    snapshot.seek(keys)
+    found: list[bytes] = []
+    has_more = True
+    while has_more:
+        size, count = rng.choice(
+            [(1 << 20, sys.maxsize), (3000, sys.maxsize), (1 << 20, rng.randrange(1, 9))]
+        )
+        rows, last, has_more = snapshot.next_rows(size, count, COST)
+        values = rows.array().to_pylist()
+        assert len(values) <= count
+        assert sum(map(len, values[:-1])) < size
+        assert values or not has_more
+        if values and rng.random() < 0.1:  # a reader that lost its scan goes on behind the last key
+            assert last is not None
+            snapshot.seek(keys.after(last))
+        found += values
+    return found
+
+
+def between(state: State, keys: KeyRange) -> list[bytes]:
+    return [
+        state[key] for key in sorted(state) if keys.lower <= key and (keys.upper is None or key < keys.upper)
+    ]
+
+
+@pytest.mark.parametrize("compression", ["lz4", None])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_scan_shows_the_state_of_its_snapshot_whatever_happens_to_the_files(
+    tmp_path: Path, seed: int, compression: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(seed)
+    monkeypatch.setattr(sorted_tables, "_TOGETHER_BYTES", 1 << rng.randrange(10, 21))
+    monkeypatch.setattr(sorted_tables, "_TOGETHER_BYTES_MIN", 1 << 10)
+    memory = SmallMemory(Limits())
+    memory.compression = None if compression is None else getattr(DBCompressionType, compression)()
+    store = KeyValueStore.open(tmp_path / "kv", memory)
+    state: State = {}
+    held: list[tuple[StoreSnapshot, State, int]] = []
+    offset = 0
+    for step in range(60):
+        keys = sorted({some_key(rng) for _ in range(rng.choice((1, 20, 400)))})
+        values = [None if rng.random() < 0.3 else rng.randbytes(8) * rng.choice((0, 1, 4, 40)) for _ in keys]
+        if rng.random() < 0.05:
+            values[0] = rng.randbytes(50_000)
+        offset += len(keys)
+        store.write([(keys, values)], offset, len(state))
+        for key, value in zip(keys, values, strict=True):
+            if value is None:
+                state.pop(key, None)
+            else:
+                state[key] = value
+        event = rng.random()
+        if event < 0.25:
+            store.flush()
+        elif event < 0.3:
+            store._files._database.compact_range(None, None)
+        elif event < 0.35:
+            for snapshot, _, _ in held:
+                snapshot.end()
+            held.clear()
+            store.close()
+            store = KeyValueStore.open(tmp_path / "kv", memory)
+        if rng.random() < 0.3:
+            held.append((store.snapshot(), dict(state), offset))
+        if rng.random() < 0.3 and held:
+            snapshot, then, at = rng.choice(held)
+            bounds = sorted((some_key(rng), some_key(rng)))
+            keys_wanted = rng.choice(
+                [KeyRange(), KeyRange(bounds[0]), KeyRange(*bounds), KeyRange(upper=bounds[1])]
+            )
+            assert rows_of(snapshot, keys_wanted, rng) == between(then, keys_wanted), (step, keys_wanted)
+            assert snapshot.applied_offset == at
+            assert snapshot._tables is not None, "RocksDB's iterator has read"
+    for snapshot, then, _ in held:
+        assert rows_of(snapshot, KeyRange(), rng) == between(then, KeyRange())
+        snapshot.end()
+    store.close()
+
+
+def test_versions_of_a_key_that_fill_several_blocks_are_one_row(tmp_path: Path) -> None:
+    memory = SmallMemory(Limits())
+    store = KeyValueStore.open(tmp_path / "kv", memory)
+    keys = [b"\x01" + bytes([n]) for n in range(50)]
+    held = []
+    for version in range(40):
+        store.write([(keys, [bytes([version]) * 4_000 for _ in keys])], version + 1, 50)
+        held.append(store.snapshot())
+    store.flush()
+    for version, snapshot in enumerate(held):
+        assert rows_of(snapshot, KeyRange(), random.Random(version)) == [bytes([version]) * 4_000] * 50
+        assert snapshot._tables is not None
+        snapshot.end()
+    store.close()
+
+
+class Racing:
+    """A database into which rows are written while a snapshot is taken, the first few times."""
+
+    def __init__(self, database: Any) -> None:
+        self._database = database
+        self.writes = 3
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("snapshot", "iter") and self.writes:
+            self.writes -= 1
+            self._database[b"\x01row-%d" % self.writes] = b"new"
+        return getattr(self._database, name)
+
+
+@pytest.mark.parametrize("iterated", [0, 1, 4096])
+def test_every_piece_of_a_scan_shows_one_state(
+    tmp_path: Path, iterated: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv, "_ITERATED_ROWS", iterated)
+    store = KeyValueStore.open(tmp_path / "kv", SmallMemory(Limits()))
+    keys = [b"\x01" + n.to_bytes(4, "big") for n in range(100)]
+    store.write([(keys, [b"old"] * 100)], 100, 100)
+    store._files._database = Racing(store._files._database)
+    snapshot = store.snapshot()
+    assert rows_of(snapshot, KeyRange(), random.Random(1)) == [b"old"] * 100 + [b"new"] * 3
+    store.write([(keys, [b"new"] * 100)], 200, 100)
+    # A client may ask again for a piece whose answer was lost.
+    assert rows_of(snapshot, KeyRange(), random.Random(2)) == [b"old"] * 100 + [b"new"] * 3
+    assert snapshot.applied_offset == 100
+    snapshot.end()
+    store.close()
+
+
+def test_a_file_of_an_unknown_form_is_left_to_rocksdb(tmp_path: Path) -> None:
+    memory = SmallMemory(Limits())
+    memory.compression = DBCompressionType.zstd()
+    store = KeyValueStore.open(tmp_path / "kv", memory)
+    keys = [b"\x01" + n.to_bytes(4, "big") for n in range(3_000)]
+    store.write([(keys, [b"value " * 9 + key for key in keys])], 1, len(keys))
+    snapshot = store.snapshot()
+    assert rows_of(snapshot, KeyRange(), random.Random(1)) == [b"value " * 9 + key for key in keys]
+    assert snapshot._tables is None
+    snapshot.end()
+    store.close()
+
+
+@pytest.mark.parametrize("compression", ["lz4", "none"])
+def test_a_damaged_file_never_gives_other_rows(tmp_path: Path, compression: str) -> None:
+    memory = SmallMemory(Limits(), block_cache_bytes=0)
+    memory.compression = getattr(DBCompressionType, compression)()
+    store = KeyValueStore.open(tmp_path / "kv", memory)
+    keys = [b"\x01" + n.to_bytes(4, "big") for n in range(2_000)]
+    values = [b"value " * 9 + key for key in keys]
+    store.write([(keys, values)], 1, len(keys))
+    store.flush()
+    (path,) = (tmp_path / "kv").glob("*.sst")
+    whole = path.read_bytes()
+    rng = random.Random(5)
+    outcomes = set()
+    for _ in range(60):
+        data = bytearray(whole)
+        at = rng.choice([rng.randrange(len(data)), len(data) - 1 - rng.randrange(2_500)])
+        data[at] ^= 1 << rng.randrange(8)
+        path.write_bytes(data)
+        memory.indexes = store._tables._indexes = sorted_tables.Indexes()
+        snapshot = store.snapshot()
+        try:
+            assert rows_of(snapshot, KeyRange(), rng) == values
+            outcomes.add("read")
+        except Exception as error:  # RocksDB's own errors have no type
+            if "Corruption" not in str(error):
+                raise
+            outcomes.add("refused")
+        snapshot.end()
+    assert outcomes == {
+        "refused",
+        "read",
+    }  # RocksDB has read the index and the filter before they were damaged
+    store.abandon()
+
+
+def test_scans_compile_no_kernel_that_warming_up_has_not_compiled(tmp_path: Path) -> None:
+    table_kernels.warm()
+    kernels = [each for each in vars(table_kernels).values() if hasattr(each, "signatures")]
+    before = [len(kernel.signatures) for kernel in kernels]
+    store = KeyValueStore.open(tmp_path / "kv", SmallMemory(Limits()))
+    store.write([([b"\x01a", b"\x01b"], [b"1", b"2"])], 1, 2)
+    snapshot = store.snapshot()
+    assert rows_of(snapshot, KeyRange(upper=b"\x01b"), random.Random(1)) == [b"1"]
+    assert [len(kernel.signatures) for kernel in kernels] == before
+    snapshot.end()
+    store.close()
+
+
+def test_the_checksum_is_xxh3() -> None:
+    known = {
+        9: 16816763818684955100,
+        16: 9463720498221773019,
+        17: 11453570474087510824,
+        100: 22042537110060316,
+    }
+    known |= {200: 17594024861627254531, 241: 209643423615708418, 1024: 16561859741171264165}
+    known |= {1025: 16815387850662484078, 5000: 12977210354913452270}
+    data = (np.arange(5000) % 251).astype(np.uint8)
+    assert min(known) == SHORTEST
+    assert {size: int(xxh3(data.ctypes.data, size)) for size in known} == known
