@@ -1,4 +1,4 @@
-"""The speed of tables by the table client: upserts, lookups, scans of all and of few columns.
+"""The speed of tables by the table client: upserts, lookups, COPY FROM, scans of all and of few columns.
 
 The PK table has a bigint key and nine columns, about 100 bytes a row, keys in scattered order; the log table has twenty
 columns, about 170 bytes a row. Both have one bucket, with acks=all.
@@ -6,15 +6,18 @@ columns, about 170 bytes a row. Both have one bucket, with acks=all.
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from bench.rows import AGGREGATION, LOG_COLUMNS, PARTIAL_COLUMNS, PK_COLUMNS, WRITE_ROWS, log_rows, pk_rows
 from headrace.tablelayer.client import Connection, connect
+from headrace.tablelayer.sql.session import Session
 
 LOOKUP_KEYS = 5_000
 
@@ -109,6 +112,23 @@ def measure_scans(
     figures["scan of 2 columns / scan of 20"].append(few / full)
 
 
+def measure_copies(
+    connection: Connection, table: str, figures: dict[str, list[float]], folder: Path, rows: int
+) -> None:
+    """Copy a table to files of each format and from them, with the CPU of this process: it reads and converts."""
+    session = Session(connection, "bench")
+    for kind in ("csv", "json", "parquet"):
+        file = folder / f"rows.{kind}"
+        for _ in session.run(f"COPY {table} TO '{file}'"):
+            pass
+        before, started = time.process_time(), time.perf_counter()
+        for _ in session.run(f"COPY {table} FROM '{file}'"):
+            pass
+        figures[f"COPY FROM {kind}, rows/s"].append(rows / (time.perf_counter() - started))
+        used = time.process_time() - before
+        figures[f"COPY FROM {kind}, client CPU s per million rows"].append(used * 1e6 / rows)
+
+
 def measure(
     address: str, rounds: int, scale: float, server_cpu: Callable[[], float]
 ) -> dict[str, list[float]]:
@@ -141,6 +161,8 @@ def measure(
             )
             measure_engines(connection, figures, str(round_), order)
             figures["lookups, 5,000 a call, keys/s"].append(lookup_all(connection, pk, order[: rows // 2]))
+            with tempfile.TemporaryDirectory() as folder:
+                measure_copies(connection, pk, figures, Path(folder), rows)
             handle = connection.table(log)
             data = pa.Table.from_batches(
                 [

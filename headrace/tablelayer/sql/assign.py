@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,7 +28,8 @@ from headrace.tablelayer.model.arrays.arrays import validity
 from headrace.tablelayer.model.errors import RowError
 from headrace.tablelayer.model.json import scan as json_scan
 from headrace.tablelayer.model.json.python_values import python_value
-from headrace.tablelayer.model.json.rows import Field, json_to_rows
+from headrace.tablelayer.model.json.rows import Field, JsonTexts, find_rows
+from headrace.tablelayer.model.options.table_options import UnknownFields
 from headrace.tablelayer.model.rows.nested import (
     cast,
     entries,
@@ -86,13 +88,13 @@ class Assignment:
         ]
         return pa.table(arrays, names=[column.name for column in self.columns])
 
-    def objects(self, texts: pa.Array, names: Sequence[str]) -> pa.Table:
-        """Convert JSON objects whose fields have these names. Raises DataError."""
+    def objects(self, texts: pa.Array, names: Sequence[str], *, every: bool = False) -> pa.Table:
+        """Convert JSON objects whose fields have these names; `every`: others are refused. Raises DataError."""
         columns = [
             replace(column, name=name, default=None) for column, name in zip(self.columns, names, strict=True)
         ]
         try:
-            batch = json_to_rows(_with_json_numbers(texts), columns, make_field=self._field)
+            batch = self._of_json(texts, columns, UnknownFields.FAIL if every else UnknownFields.IGNORE)
         except RowError as error:
             raise DataError(
                 f"{self._table}: {error.message}", column=error.column, row=error.index
@@ -223,6 +225,27 @@ class Assignment:
         }  # fmt: skip
         return self._cast(texts, types[wanted])
 
+    def _of_json(
+        self, texts: pa.Array, columns: Sequence[Column], unknown: UnknownFields = UnknownFields.IGNORE
+    ) -> pa.RecordBatch:
+        """Read JSON objects. NaN and infinities as bare words are looked for only if a text is not JSON."""
+
+        def read(given: pa.Array) -> pa.RecordBatch:
+            found = find_rows(JsonTexts.of(given), tuple(columns), unknown_fields=unknown)
+            # Fields inside of nested values may be unknown.
+            rows = msgspec.structs.replace(found, fail_unknown=False).rows(columns, make_field=self._field)
+            if found.error is not None:
+                raise found.error
+            return rows.rows
+
+        try:
+            return read(texts)
+        except RowError:
+            mended = _with_json_numbers(texts)
+            if mended is texts:
+                raise
+            return read(mended)
+
     def _of_texts(self, texts: pa.Array, column: Column) -> pa.Array:
         """Read nested values from JSON, or from DuckDB's own text of them."""
         if not pa.types.is_string(texts.type):
@@ -230,7 +253,7 @@ class Assignment:
         objects = pc.binary_join_element_wise('{"v":', pc.fill_null(texts, "null"), "}", "")
         wanted = replace(column, name="v", nullable=True, default=None)
         try:
-            return json_to_rows(_with_json_numbers(objects), [wanted], make_field=self._field).column(0)
+            return self._of_json(objects, [wanted]).column(0)
         except RowError as error:
             if error.column is not None:
                 raise RowError(error.index, None, error.reason.removeprefix("v")) from error
@@ -272,6 +295,12 @@ class _FileField(Field):
 
 def without_blanks(texts: pa.Array) -> pa.Array:
     """Replace empty texts by null, for types without an empty text."""
+    if not len(texts):
+        return texts
+    empty = np.diff(np.frombuffer(texts.buffers()[1], np.int32, len(texts) + 1, 4 * texts.offset)) == 0
+    present = validity(texts)
+    if not (empty if present is None else empty & present).any():
+        return texts  # replacing none takes as long as reading them
     return pc.if_else(pc.equal(pc.binary_length(texts), 0), None, texts)
 
 
@@ -394,11 +423,14 @@ def _read(texts: pa.Array, data_type: DataType) -> pa.Array:
     _, offset_buffer, data_buffer = texts.buffers()
     offsets = np.frombuffer(offset_buffer, np.int32, len(texts) + 1) if len(texts) else np.zeros(1, np.int32)
     size = int(offsets[-1])
-    data = np.zeros(size + json_scan.PADDING, np.uint8)
+    data = np.empty(size + json_scan.PADDING, np.uint8)
+    data[size:] = 0
     if size:
         data[:size] = np.frombuffer(data_buffer, np.uint8, size)
-    present = texts.is_valid().to_numpy(zero_copy_only=False)
-    kinds = np.where(present, json_scan.STRING, json_scan.NULL).astype(np.uint8)
+    kinds = np.full(len(texts), json_scan.STRING, np.uint8)
+    present = validity(texts)
+    if present is not None:
+        kinds[~present] = json_scan.NULL
     return Field(Column(0, "v", data_type), data, offsets[:-1].copy(), np.diff(offsets), kinds).convert()
 
 

@@ -254,15 +254,32 @@ def _of_csv(database: Any, statement: CopyFrom, columns: Sequence[Column]) -> Ch
 def _of_json(database: Any, statement: CopyFrom, columns: Sequence[Column]) -> Chosen:
     source = f"{text_literal(statement.file)}{_packed(statement)}"
     objects = f"read_json_objects({source})"
-    found = database.execute(f"SELECT DISTINCT json_keys(json) FROM {objects}").fetchall()
-    if not found:
+    wanted = {column.name.lower() for column in columns}
+    names = _json_names(database, f"(SELECT json FROM {objects} LIMIT {_SAMPLE_ROWS})")
+    complete = names is not None and wanted <= {name.lower() for name in names}
+    if not complete:
+        names = _json_names(database, objects)
+    if names is None:
         return None
-    names = list(dict.fromkeys(name for (keys,) in found for name in keys or ()))
     chosen = _named(names, statement, columns)
     spelled = {name.lower(): name for name in names}
     called = [spelled[column.name.lower()] for column in chosen]
-    sql = f"SELECT json FROM {objects}"
-    return chosen, sql, lambda assignment, batch: assignment.objects(batch.column(0), called)
+    every = complete and statement.columns is None
+
+    def convert(assignment: Assignment, batch: pa.RecordBatch) -> pa.Table:
+        return assignment.objects(batch.column(0), called, every=every)
+
+    return chosen, f"SELECT json FROM {objects}", convert
+
+
+_SAMPLE_ROWS = 10_000
+"""Rows of a JSON file that are looked at first. The whole file is read for its names only if one is missing there."""
+
+
+def _json_names(database: Any, objects: str) -> list[str] | None:
+    """Return the names of the fields of JSON objects; None if there are no objects."""
+    found = database.execute(f"SELECT DISTINCT json_keys(json) FROM {objects}").fetchall()
+    return list(dict.fromkeys(name for (keys,) in found for name in keys or ())) if found else None
 
 
 def _of_parquet(database: Any, statement: CopyFrom, columns: Sequence[Column]) -> Chosen:

@@ -179,3 +179,19 @@ def test_a_json_file_s_late_and_doubled_names_are_not_lost(sql, tmp_path):
     file.write_text('{"a": 1, "c": 7}\n')
     with pytest.raises(SqlError, match="column 'c'"):
         sql(f"COPY t FROM '{file}'")
+    file.write_text('{"a": 1, "b": 1}\n' * 25_000 + '{"a": 1, "b": 1, "c": 7}\n')
+    with pytest.raises(SqlError, match="'c'"):
+        sql(f"COPY t FROM '{file}'")
+    assert sql(f"COPY t (a) FROM '{file}'") == "25001 rows written"
+
+
+def test_bare_words_for_numbers_that_json_does_not_have_are_read(sql, tmp_path):
+    sql("CREATE TABLE t (a DOUBLE, r ROW<x FLOAT>, s STRING)")
+    file = tmp_path / "in.json"
+    file.write_text(
+        '{"a": 1, "r": {"x": 2, "y": 3}, "s": "NaN"}\n{"a": -Infinity, "r": {"x": NaN}, "s": "-Infinity"}\n'
+    )
+    assert sql(f"COPY t FROM '{file}'") == "2 rows written"
+    first, second = sql("SELECT * FROM t ORDER BY a DESC")
+    assert first == {"a": 1.0, "r": {"x": 2.0}, "s": "NaN"}
+    assert (second["a"], second["s"], str(second["r"]["x"])) == (float("-inf"), "-Infinity", "nan")
