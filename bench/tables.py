@@ -145,6 +145,8 @@ def measure(
         few = np.arange(WRITE_ROWS, dtype=np.int64)
         for columns in (None, PARTIAL_COLUMNS):
             upsert_all(connection, "bench.first", few, 1, columns)
+        with tempfile.TemporaryDirectory() as folder:
+            measure_copies(connection, "bench.first", defaultdict(list), Path(folder), len(few))
         connection.execute("DROP TABLE bench.first")
         measure_engines(connection, defaultdict(list), "_first", few)
         for round_ in range(rounds):

@@ -2,8 +2,9 @@
 
 A handshake costs the server a hundred times more than the peer that requests it. Connections beyond the limit of their
 address wait unread, and waiting addresses take turns, so that an address with many requests delays only itself. A
-connection requests its turn when its peer has sent something, so that silent ones delay no other. When too many are
-pending, the oldest one that waits for its peer is closed for a new one; if no such connection exists, the new one is
+connection requests its turn when its peer has sent something, so that silent ones delay no other. If an address has more
+requests than turns in a second, its oldest and its newest request take turns: many that do not go on delay a new client
+by two turns, not by all. When too many are pending, the oldest one that waits for its peer is closed for a new one; if no such connection exists, the new one is
 refused.
 
 Pure: times are given, in seconds of any one clock.
@@ -26,11 +27,12 @@ _ADDRESSES_MANY: Final = 1024
 class _Allowance:
     """The handshakes that may begin now: at most those of one second, growing with time."""
 
-    __slots__ = ("amount", "at")
+    __slots__ = ("amount", "at", "newest_is_next")
 
     def __init__(self, amount: float, at: float) -> None:
         self.amount = amount
         self.at = at
+        self.newest_is_next = False
 
     def grow(self, per_second: int, now: float) -> float:
         self.amount = min(float(per_second), self.amount + max(0.0, now - self.at) * per_second)
@@ -112,7 +114,9 @@ class HandshakeQueue(Generic[Waiting]):
                 continue
             passed_over = 0
             line = self._waiting[address]
-            one = line.popleft()
+            is_long = len(line) > limits.handshakes_per_address_per_second_max
+            one = line.pop() if is_long and allowance.newest_is_next else line.popleft()
+            allowance.newest_is_next = not allowance.newest_is_next
             if not line:
                 del self._waiting[address]
             allowance.amount -= 1

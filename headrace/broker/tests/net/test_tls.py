@@ -225,11 +225,24 @@ def test_an_address_begins_so_many_in_a_second_and_the_others_are_not_held_up() 
     assert all(queue.arrive(("calm", number), "calm", LIMITS) for number in range(2))
     first = list(queue.due(100.0, LIMITS))
     assert [one for one in first if one[0] == "calm"] == [("calm", 0), ("calm", 1)]
-    assert [one for one in first if one[0] == "busy"] == [("busy", number) for number in range(5)]
+    assert [number for address, number in first if address == "busy"] == [0, 29, 1, 28, 2]
     assert list(queue.due(100.1, LIMITS)) == []
-    assert list(queue.due(100.2, LIMITS)) == [("busy", 5)]
+    assert list(queue.due(100.2, LIMITS)) == [("busy", 27)]
     assert len(list(queue.due(200.0, LIMITS))) == 5
     assert queue.pending_count == 32
+
+
+def test_a_new_client_waits_two_turns_behind_many_of_its_address() -> None:
+    queue: HandshakeQueue[int] = HandshakeQueue()
+    for number in range(29):
+        queue.arrive(number, "a", LIMITS)
+    assert len(list(queue.due(0.0, LIMITS))) == 5
+    queue.arrive(100, "a", LIMITS)
+    assert 100 in list(queue.due(0.4, LIMITS))
+    left = [each for second in range(1, 6) for each in queue.due(float(second), LIMITS)]
+    assert len(left) == 23
+    assert left[-5:] == sorted(left[-5:]), "a line of one second keeps its order"
+    assert not queue.is_waited_for
 
 
 def test_all_together_begin_so_many_in_a_second_and_so_many_may_be_pending() -> None:
@@ -246,7 +259,7 @@ def test_the_oldest_that_is_half_open_gives_way_to_another_of_its_address() -> N
     queue: HandshakeQueue[int] = HandshakeQueue()
     for number in range(30):
         assert queue.arrive(number, "a", LIMITS, asks=number > 2)
-    assert list(queue.due(0.0, LIMITS)) == [3, 4, 5, 6, 7], "silent ones take no turns"
+    assert list(queue.due(0.0, LIMITS)) == [3, 29, 4, 28, 5], "silent ones take no turns"
     assert not queue.arrive(30, "a", LIMITS)
     assert queue.oldest("a", LIMITS, lambda one: one in (2, 4)) == 2
     assert queue.oldest("a", LIMITS, lambda one: False) is None, "the server works on all"
