@@ -1,11 +1,11 @@
 """Decide which connections may begin a handshake: a limited number per second, in total and per address.
 
-A handshake costs the server a hundred times more than the peer that requests it. Connections beyond the limit of their
-address wait unread, and waiting addresses take turns, so that an address with many requests delays only itself. A
-connection requests its turn when its peer has sent something, so that silent ones delay no other. If an address has more
-requests than turns in a second, its oldest and its newest request take turns: many that do not go on delay a new client
-by two turns, not by all. When too many are pending, the oldest one that waits for its peer is closed for a new one; if no such connection exists, the new one is
-refused.
+A handshake costs the server a hundred times more than the peer that requests it. Connections beyond the limit of
+their address wait unread, and waiting addresses take turns, so that an address with many requests delays only itself.
+A connection requests its turn when its peer has sent something, so that silent ones delay no other. If an address has
+more requests than turns in a second, its oldest and its newest request take turns: many that do not go on delay a new
+client by two turns, not by all. When too many are pending, the oldest one that waits for its peer is closed for a new
+one; if no such connection exists, the new one is refused.
 
 Pure: times are given, in seconds of any one clock.
 """
