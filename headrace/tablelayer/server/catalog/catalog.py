@@ -360,6 +360,9 @@ class Catalog:
     def by_id(self, table_id: UUID) -> TableDefinition:
         """Return a table or partition. Raises TableError(TABLE_NOT_FOUND)."""
         topic = self.context.metadata.topic_by_id(table_id)
+        known = self._definitions.get(table_id)
+        if known is not None and known[0] is topic and known[1] is topic:
+            return known[2]  # a table that has not changed: most requests end here
         if topic is None or not _has_rows(topic.config):
             self._definitions.pop(table_id, None)
             raise no_table_with_id(table_id)

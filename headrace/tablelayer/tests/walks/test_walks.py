@@ -1,4 +1,4 @@
-"""`docs/internals/walks.md` is true: five requests to a broker go through the calls that it lists."""
+"""`docs/internals/walks.md` is true: requests to a broker go through the calls that it lists."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ REQUESTS = [
     "Upsert into a primary-key table",
     "A JSON record into a primary-key table",
     "Lookup by primary key",
+    "A tiering round",
 ]
 AGAIN = "`python -m headrace.tablelayer.tests.walks` writes the numbers anew and says what else is to be told otherwise"
 
