@@ -58,6 +58,7 @@ def prepare() -> None:
             line_buffering=on_terminal,
             write_through=unbuffered,
         )
+        sys.__stdout__ = sys.stdout  # type: ignore[misc] # the width of the terminal is asked of it
 
 
 def _opened(number: int, mode: str) -> TextIO:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headrace.tablelayer.cli.names import table_names, topic_names
 from headrace.tablelayer.cli.options import DEFAULT_SERVER, Format, FormatOption, ServerOption
 from headrace.tablelayer.cli.words import named_values
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from headrace.tablelayer.client import ScanBatch
 
 tables = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="List, create, describe and inspect tables."
@@ -151,6 +157,15 @@ def head(
         write_arrow(connection.table(name).limit(count, _columns(columns)), output)
 
 
+def _narrow(changes: pa.Table) -> pa.Table:
+    """Return changes with narrow columns before those of the table."""
+    import pyarrow as pa
+
+    times = changes.column("_commit_timestamp").cast(pa.timestamp("ms")).cast(pa.string())
+    narrow = changes.set_column(3, "time (UTC)", times)
+    return narrow.rename_columns(["change", "bucket", "offset", "time (UTC)", *narrow.column_names[4:]])
+
+
 @tables.command()
 def tail(
     name: TableArgument,
@@ -166,6 +181,8 @@ def tail(
 ) -> None:
     """Show the last changes of a table, with their change types: +A +I -U +U -D.
 
+    CSV and JSON have the columns of `"t$changelog"`. The table is for people, and has shorter ones.
+
     \b
       headrace tables tail fruit
       headrace tables tail fruit --follow --format json
@@ -173,6 +190,10 @@ def tail(
     from headrace.tablelayer.cli.connect import open_connection
     from headrace.tablelayer.cli.output import RowStream, write_arrow
     from headrace.tablelayer.sql.changes import as_changes
+
+    def changes(batches: Sequence[ScanBatch]) -> pa.Table:
+        found = as_changes(batches, table.arrow_schema, _columns(columns))
+        return _narrow(found) if output is Format.TABLE else found
 
     with open_connection(server) as connection:
         table = connection.table(name)
@@ -182,11 +203,11 @@ def tail(
         with table.scan(_columns(columns), start=start, until=None if follow else end) as scan:
             for batch in scan:
                 if follow:
-                    shown.write_arrow(as_changes([batch], table.arrow_schema, _columns(columns)))
+                    shown.write_arrow(changes([batch]))
                 else:
                     batches.append(batch)
         if not follow:
-            write_arrow(as_changes(batches, table.arrow_schema, _columns(columns)), output)
+            write_arrow(changes(batches), output)
 
 
 @tables.command()

@@ -9,6 +9,7 @@ import os
 import pty
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -418,6 +419,7 @@ def test_a_table_that_is_followed_on_a_terminal_has_one_header(server, connectio
     connection.execute("CREATE TABLE followed (id INT, word STRING)")
     table = connection.table("followed")
     terminal, other = pty.openpty()
+    termios.tcsetwinsize(other, (40, 110))
     words = ("tables", "tail", "followed", "--follow", "-s", server)
     with subprocess.Popen(
         [sys.executable, "-m", "headrace.tablelayer.cli.main", *words], stdout=other, stderr=other, cwd=ROOT
@@ -425,7 +427,11 @@ def test_a_table_that_is_followed_on_a_terminal_has_one_header(server, connectio
         os.close(other)
         shown, text = "", codecs.getincrementaldecoder("utf-8")()
         try:
-            for row, word in ((1, "a"), (2, "a longer one"), (300_000, "ö")):
+            for row, word in (
+                (1, "a"),
+                (2, "one that needs more than eighty columns of the terminal"),
+                (300_000, "ö"),
+            ):
                 table.append([{"id": row, "word": word}])
                 while word not in shown.partition("word")[2]:
                     shown += text.decode(os.read(terminal, 65536))
@@ -434,6 +440,6 @@ def test_a_table_that_is_followed_on_a_terminal_has_one_header(server, connectio
             os.close(terminal)
     connection.admin.drop_table("followed")
     told = shown.replace("\r", "").splitlines()
-    assert [line.split()[0] for line in told] == ["_change_type", told[1].split()[0], "+A", "+A", "+A"]
+    assert [line.split()[0] for line in told] == ["change", told[1].split()[0], "+A", "+A", "+A"]
     assert set(told[1]) == {"─", " "}
     assert told[0].index("word") == told[2].rindex("a"), "columns stand below each other"

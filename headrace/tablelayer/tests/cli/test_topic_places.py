@@ -28,7 +28,7 @@ def connection(server: str) -> Iterator[Connection]:
 def topic(connection: Connection) -> str:
     """A topic of two partitions with ten records in each, one a minute from noon on."""
     name = f"places{next(_numbers)}"
-    connection.kafka.create_topic(name, partitions=2)
+    connection.kafka.create_topic(name, partitions=2, configs={"retention.ms": "-1"})
     connection.kafka.produce(
         name,
         [
