@@ -4,8 +4,7 @@ A message is declared as a `msgspec.Struct`. Each field is `Annotated` with its 
 nested message is a view of the encoded bytes, and is decoded when the caller reads it. Encoding:
 https://protobuf.dev/programming-guides/encoding.
 
-`google.protobuf` is not used: it decodes at most 100 messages inside of each other, and a chain of 1,000 ANDs has
-3,000. It copies nested bytes at every level, and its import takes longer than that of the client.
+`google.protobuf` does not decode chains of a thousand conditions (docs/decisions/filter-messages.md).
 """
 
 from __future__ import annotations

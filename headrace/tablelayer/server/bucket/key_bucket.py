@@ -114,6 +114,10 @@ class KeyBucket(StoredBucket):
     async def write_rows(
         self, source: OperationSource, writer: Writer, size: int, acks: int, timeout_ms: int
     ) -> AppendInfo:
+        """Prepare and log a batch, one at a time, and wait until its rows are published.
+
+        The budget is charged with `size` bytes until the rows are stored (`_store`) or the write fails.
+        """
         budget = self.services.budget
         budget.reserve(size)
         charged = True
