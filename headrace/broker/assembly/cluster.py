@@ -104,6 +104,7 @@ class Cluster:
             policies=extensions,
             entropy=ports.entropy,
             slices=storage.slices,
+            free_files=lambda: ports.disk.usage(storage.directory.path).free_files,
         )
         self.replica_changes = ReplicaChanges(
             self.metadata, self.following, self.brokers, files, broker_id, storage.slices

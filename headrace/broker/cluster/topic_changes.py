@@ -28,6 +28,7 @@ from headrace.broker.metadata.topic_names import (
     INTERNAL_TOPICS,
     already_exists,
     check_collision,
+    check_free_files,
     check_growth,
     check_partition_count,
     check_topic_name,
@@ -98,7 +99,10 @@ class TopicChanges:
         policies: Sequence[TopicPolicy],
         entropy: Entropy,
         slices: Slices,
+        free_files: Callable[[], int] = lambda: -1,
     ) -> None:
+        """`free_files` returns the number of files that the data directory can still have, -1 for no limit."""
+        self._free_files = free_files
         self._metadata = metadata
         self._following = following
         self._brokers = brokers
@@ -269,6 +273,7 @@ class TopicChanges:
         check_topic_name(name)
         count = self._defaults.partitions if topic.partitions == -1 else topic.partitions
         check_partition_count(name, count)
+        check_free_files(name, count, self._free_files())
         if topic.assignment is not None:
             assigned(image, topic.assignment, absent)
         if self._metadata.topic(name) is not None or name in others:
@@ -358,6 +363,7 @@ class TopicChanges:
 
         async def grown(old: TopicImage) -> TopicImage:
             check_growth(old, total)
+            check_free_files(old.name, total - old.partition_count, self._free_files())
             config = await self._revalidated(old, total, dict(old.config))
             return TopicImage(name, old.topic_id, total, config, old.internal)
 

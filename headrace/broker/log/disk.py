@@ -260,8 +260,8 @@ class SystemDisk:
             return ""
 
     def usage(self, path: Path) -> DiskUsage:
-        volume = shutil.disk_usage(path)
-        return DiskUsage(volume.total, volume.free)
+        volume, system = shutil.disk_usage(path), os.statvfs(path)
+        return DiskUsage(volume.total, volume.free, system.f_favail if system.f_files else -1)
 
     def lock(self, path: Path, holder: str) -> SystemLock:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -34,12 +34,33 @@ def check_topic_name(name: str) -> None:
     raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {problem}")
 
 
+FILES_PER_PARTITION: Final = 8
+"""Files and folders that a partition needs, about: those of a segment, a checkpoint, an epoch file, its folder."""
+FILES_KEPT_FREE: Final = 1_000
+"""Files that new partitions may not take: rolled segments, snapshots and stores need some."""
+
+
 def check_partition_count(name: str, count: int) -> None:
     """Check the number of partitions of a new topic. Raises KafkaError(INVALID_PARTITIONS)."""
     if not 0 < count <= PARTITIONS_PER_TOPIC_MAX:
         raise KafkaError(
             ErrorCode.INVALID_PARTITIONS,
             f"Topic '{name}' cannot have {count} partitions: choose 1 to {PARTITIONS_PER_TOPIC_MAX}.",
+        )
+
+
+def check_free_files(name: str, partitions: int, free_files: int) -> None:
+    """Check that the file system can have the files of new partitions. -1: it has no limit.
+
+    Raises KafkaError(POLICY_VIOLATION).
+    """
+    needed = partitions * FILES_PER_PARTITION
+    if 0 <= free_files < needed + FILES_KEPT_FREE:
+        raise KafkaError(
+            ErrorCode.POLICY_VIOLATION,
+            f"Topic '{name}' cannot have {partitions} more partitions: they need about {needed} files, and the file "
+            f"system of the data directory can have {free_files} more, of which {FILES_KEPT_FREE} are kept for the "
+            "others. Delete topics, or use a file system with more inodes.",
         )
 
 

@@ -138,6 +138,8 @@ class DiskUsage(msgspec.Struct, frozen=True):
 
     total_bytes: int
     free_bytes: int
+    free_files: int = -1
+    """Number of files that can still be made (inodes); -1 if the file system has no such limit."""
 
 
 class DiskLock(Protocol):

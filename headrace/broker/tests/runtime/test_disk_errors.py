@@ -12,9 +12,11 @@ import pytest
 
 from headrace.broker.log.checkpoint import CLEAN_NAME
 from headrace.broker.log.disk import SystemDisk
+from headrace.broker.metadata.topic_names import FILES_KEPT_FREE, FILES_PER_PARTITION
 from headrace.broker.partitions.partition import Partition
 from headrace.broker.runtime import disk_errors
 from headrace.broker.runtime.disk_errors import RateLimitedLog, is_disk_full
+from headrace.broker.runtime.ports import DiskUsage
 from headrace.protocol.errors import ErrorCode, KafkaError
 from simulator.direct import direct_broker
 
@@ -196,3 +198,20 @@ async def test_a_partition_that_cannot_be_opened_for_want_of_descriptors_is_open
             assert refused.error_code == ErrorCode.KAFKA_STORAGE_ERROR
             assert "too many files are open" in refused.error_message
         assert (await broker.produce("t", [b"x"])).error_code == 0
+
+
+async def test_partitions_for_which_the_file_system_has_no_files_are_refused(tmp_path, monkeypatch) -> None:
+    async with direct_broker(tmp_path) as broker:
+        topics, left = broker.context.topics, FILES_KEPT_FREE + 10 * FILES_PER_PARTITION
+        monkeypatch.setattr(SystemDisk, "usage", lambda *_: DiskUsage(1 << 40, 1 << 40, left))
+        await broker.create_topic("small", 4)
+        for create in (
+            lambda: broker.create_topic("large", 11),
+            lambda: topics.create_partitions("small", 15),
+        ):
+            with pytest.raises(KafkaError, match="use a file system with more inodes") as refused:
+                await create()
+            assert refused.value.code == ErrorCode.POLICY_VIOLATION
+        assert (await topics.create_partitions("small", 14)).partition_count == 14
+        monkeypatch.setattr(SystemDisk, "usage", lambda *_: DiskUsage(1 << 40, 1 << 40))
+        await broker.create_topic("large", 11)

@@ -92,7 +92,7 @@ def test_a_store_in_use_is_not_closed(tmp_path: Path) -> None:
     snapshot = store.snapshot()
     assert not store.close_unused()
     snapshot.seek(KeyRange())
-    assert snapshot.next_rows(1 << 20, 10, RowCost(0, 1))[0] == [b"v", b"v"]
+    assert len(snapshot.next_rows(1 << 20, 10, RowCost(0, 1))[0].lengths) == 2
     snapshot.end()
     assert store.close_unused()
     dropped = store.snapshot()
