@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from headrace.broker.metadata.controller import (
     Assignment,
     CreateTopics,
-    DeleteTopic,
     DeleteTopics,
     Event,
     ReplaceTopic,
@@ -301,16 +300,20 @@ class TopicChanges:
         await self._following.to_the_end(self._delete_topic(name, only_while))
 
     async def _delete_topic(self, name: str, only_while: Callable[[], bool] | None) -> None:
-        async def decide() -> Event:
+        def check() -> None:
             if only_while is not None and not only_while():
                 raise KafkaError(
                     ErrorCode.LEADER_NOT_AVAILABLE,
                     f"topic {name} is not deleted: its leadership changed during the check, or the check took too long",
                 )
-            return DeleteTopic(name)
 
         async with self._following.change:
-            await self._following.carry_out(decide)
+            entry = self._metadata.image.topics.get(name)
+            if entry is None:
+                raise unknown_topic(name)
+            (error,) = await self._delete_some([entry.topic], check)
+        if error is not None:
+            raise error
 
     async def delete_topics(self, topics: Sequence[TopicImage]) -> list[KafkaError | None]:
         """Delete topics and their records, many in one transaction of the store. Return each topic's error, or None."""
@@ -328,7 +331,11 @@ class TopicChanges:
                 await asyncio.sleep(0)
         return results
 
-    async def _delete_some(self, topics: Sequence[TopicImage]) -> list[KafkaError | None]:
+    async def _delete_some(
+        self, topics: Sequence[TopicImage], check: Callable[[], None] = lambda: None
+    ) -> list[KafkaError | None]:
+        """Delete topics by one transaction. `check` is called in the step that decides it, and refuses by raising."""
+
         def is_there(topic: TopicImage) -> bool:
             entry = self._metadata.image.topics.get(topic.name)
             return entry is not None and entry.topic.topic_id == topic.topic_id
@@ -337,6 +344,7 @@ class TopicChanges:
 
         async def decide() -> Event | None:
             nonlocal found
+            check()
             if found is None:
                 found = list(filter(is_there, topics))
             # A topic that existed at first and is gone was deleted, here or by another broker.

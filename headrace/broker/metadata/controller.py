@@ -97,10 +97,6 @@ class CreateTopics(msgspec.Struct, frozen=True):
     """
 
 
-class DeleteTopic(msgspec.Struct, frozen=True):
-    name: str
-
-
 class DeleteTopics(msgspec.Struct, frozen=True):
     """Delete several topics; missing ones are left out."""
 
@@ -208,7 +204,6 @@ class ChangeIsrs(msgspec.Struct, frozen=True):
 
 Event = (
     CreateTopics
-    | DeleteTopic
     | DeleteTopics
     | ReplaceTopic
     | AdoptStates
@@ -224,7 +219,6 @@ Event = (
 
 ANYBODYS: Final = (
     CreateTopics,
-    DeleteTopic,
     DeleteTopics,
     ReplaceTopic,
     ElectLeaders,
@@ -289,8 +283,6 @@ def _changes(image: ClusterImage, event: Event) -> Iterable[_Change]:
     match event:
         case CreateTopics():
             return _create(image, event)
-        case DeleteTopic(name):
-            return [_Change(name, tree.deletion(_entry(image, name)))]
         case DeleteTopics(names):
             topics = image.topics
             return (_Change(name, tree.deletion(topics[name])) for name in names if name in topics)

@@ -36,6 +36,7 @@ from headrace.broker.log.time_lookup import OffsetAtTime, Opened, first_at_or_af
 from headrace.broker.remote.disk import RemoteDisk
 from headrace.broker.remote.manifest import Manifest, ManifestError, manifest_number
 from headrace.broker.runtime import disk_errors
+from headrace.broker.runtime.invariants import InvariantError
 from headrace.protocol.errors import DecodeError, ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -55,7 +56,10 @@ Result = TypeVar("Result")
 
 def remote_log_of(partition: Partition) -> RemoteLog | None:
     """Return the remote log that the manager gave to a partition; the partition knows it by its Protocol alone."""
-    return cast("RemoteLog | None", partition.remote)
+    remote = partition.remote
+    if remote is not None and not isinstance(remote, RemoteLog):
+        raise InvariantError(f"the remote log of {partition!r} is not the manager's: {remote!r}")
+    return remote
 
 
 _INDEX_INTERVAL_BYTES = 4096

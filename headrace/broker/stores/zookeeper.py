@@ -170,17 +170,17 @@ class ZooKeeperStore:
             ) from error
         except zk.AuthFailedError as error:
             await self._loop.run_in_executor(None, _end, client)
-            raise self._not_let_in(error) from error
+            raise self._access_refused(error) from error
 
     def _entry_failed(self, client: _Client, error: Exception) -> StoreUnavailableError:
         """Return the error for a failed connection. A refusal may show at the first request, in one way or another."""
         if client.is_refused:
-            return self._not_let_in(zk.AuthFailedError())
+            return self._access_refused(zk.AuthFailedError())
         if isinstance(error, (zk.AuthFailedError, zk.NoAuthError)):
-            return self._not_let_in(error)
+            return self._access_refused(error)
         return StoreUnavailableError(str(error) or f"ZooKeeper is lost: {type(error).__name__}")
 
-    def _not_let_in(self, error: Exception) -> StoreUnavailableError:
+    def _access_refused(self, error: Exception) -> StoreUnavailableError:
         who = "a client without a user" if self._access.user is None else f"the user {self._access.user.name}"
         if isinstance(error, zk.AuthFailedError):
             return StoreUnavailableError(f"ZooKeeper at {self._hosts} refuses {who}")
@@ -320,7 +320,7 @@ class ZooKeeperStore:
         try:
             return await self._answer(asked)
         except (zk.AuthFailedError, zk.NoAuthError) as error:
-            raise self._not_let_in(error) from error
+            raise self._access_refused(error) from error
         except (*_LOST, TimeoutError) as error:
             raise StoreUnavailableError(f"ZooKeeper is lost: {str(error) or type(error).__name__}") from error
 

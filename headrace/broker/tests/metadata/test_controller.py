@@ -22,7 +22,7 @@ from headrace.broker.metadata.controller import (
     ChangeIsr,
     ChangeIsrs,
     CreateTopics,
-    DeleteTopic,
+    DeleteTopics,
     ElectLeaders,
     Event,
     Known,
@@ -166,7 +166,7 @@ class Run:
         name = rng.choice(names)
         entry = image.topics[name]
         if kind == "delete":
-            return DeleteTopic(name)
+            return DeleteTopics((name,))
         if kind == "replace":
             count = entry.topic.partition_count + rng.randint(0, 2)
             return ReplaceTopic(replace(entry.topic, partition_count=count), entry.version, rng.randint(1, 3))
@@ -213,7 +213,7 @@ class Run:
         assert {name: image.topics[name] for name in image.topics} == self.controller.store.topics()
         assert dict(image.brokers) == self.alive
         lost = {*before.topics} - {*image.topics}
-        assert lost == ({event.name} if isinstance(event, DeleteTopic) else set()), "no topic is lost"
+        assert lost == ({*event.names} if isinstance(event, DeleteTopics) else set()), "no topic is lost"
         for entry in image.topics.values():
             assert sum(1 for _ in entry.states()) == entry.topic.partition_count
             for state in entry.states():
@@ -290,7 +290,7 @@ def test_of_two_controllers_the_older_one_decides_nothing_about_brokers(seed: in
     # An old image decides nothing, also where any broker may decide.
     late: list[Event] = [
         CreateTopics((topic("late", 1),)),
-        DeleteTopic(name),
+        DeleteTopics((name,)),
         ReplaceTopic(there[name].topic, there[name].version),
     ]
     there = store.topics()
@@ -298,7 +298,7 @@ def test_of_two_controllers_the_older_one_decides_nothing_about_brokers(seed: in
         with pytest.raises(BadVersionError):
             old.carry_out(event)
     assert (old.image, store.topics()) == (before, there)
-    assert new.carry_out(DeleteTopic(name)) == 1
+    assert new.carry_out(DeleteTopics((name,))) == 1
     assert name not in store.topics()
 
 
@@ -310,7 +310,7 @@ def test_what_another_writer_has_changed_is_not_written_over() -> None:
     isr = ((state.leader, 100 + state.leader),)
     proposal = ChangeIsr("t", 120, state.leader, state.leader_epoch, state.partition_epoch, isr)
     one.carry_out(proposal)
-    for event in (proposal, ElectLeaders(unclean=False), BrokerGone(1), DeleteTopic("t")):
+    for event in (proposal, ElectLeaders(unclean=False), BrokerGone(1), DeleteTopics(("t",))):
         if event == ElectLeaders(unclean=False):
             assert other.carry_out(event) == 0, "everybody leads what they prefer"
             continue
@@ -677,7 +677,7 @@ def test_a_topic_grows_over_chunks_and_goes_with_all_of_them() -> None:
         )
         assert controller.store.topics() == {"t": controller.image.topics["t"]}
         assert len(controller.image.topics["t"].chunks) == -(-total // STATES_PER_CHUNK)
-    controller.carry_out(DeleteTopic("t"))
+    controller.carry_out(DeleteTopics(("t",)))
     assert controller.store.topics() == {}
     assert len(controller.store.ensemble.children(tree.DELETED)) == 1
 
