@@ -18,6 +18,7 @@ are compared with the acknowledged ones (C1, C2, C6 of `histories.py`).
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from headrace.broker.extension import Extension
+from headrace.broker.runtime.open_files import SEGMENT_FILES
 from headrace.protocol.errors import ErrorCode
 from headrace.protocol.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from headrace.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
@@ -42,7 +44,7 @@ from headrace.protocol.messages.offset_fetch import (
 from headrace.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from headrace.protocol.records.encode import Record, build_batch
 from simulator.direct import values_of
-from simulator.disk import Tear
+from simulator.disk import Fault, Tear
 from simulator.histories import (
     Outcome,
     Place,
@@ -75,6 +77,7 @@ POWER_TEARS = (Tear.LOST, Tear.TORN, Tear.ZEROS)
 PASSING = {
     ErrorCode.NOT_LEADER_OR_FOLLOWER,
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ErrorCode.KAFKA_STORAGE_ERROR,
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
     ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.NOT_COORDINATOR,
@@ -204,7 +207,7 @@ class Simulation:
         tasks = [asyncio.ensure_future(client) for client in clients]
         harm = [
             asyncio.ensure_future(self._harm(self._end, self._end, self._crash, self._pause)),
-            asyncio.ensure_future(self._harm(self._part, self._jump)),
+            asyncio.ensure_future(self._harm(self._part, self._jump, self._starve)),
         ]
         await self._get_on(tasks, harm)
         return self.problems
@@ -255,6 +258,7 @@ class Simulation:
         )
 
     async def _up(self, member: Member) -> None:
+        member.disk.heal()
         while not await member.start():
             member.bury()
 
@@ -294,6 +298,19 @@ class Simulation:
             self.world.cut(member, who, both=False)
         await asyncio.sleep(self.random.choice((0.2, 1.0, 3.0, 12.0)))
         self.world.heal()
+
+    async def _starve(self, member: Member) -> None:
+        """Let the broker open no more files for a while; those of its segments are closed, as after a long silence."""
+        if not member.is_up:
+            return  # a start without descriptors ends, and is tried again from outside
+        for operation in ("open", "create", "sync_directory"):
+            member.disk.fail(
+                Fault(operation, self.random.choice((errno.EMFILE, errno.ENFILE)), times=1 << 30)
+            )
+        for _ in range(2):
+            SEGMENT_FILES.close_idle()
+        await asyncio.sleep(self.random.choice((0.1, 0.5, 2.0)))
+        member.disk.heal()
 
     async def _jump(self, member: Member) -> None:
         member.skew += self.random.choice((-3_600, -10, 10, 3_600))

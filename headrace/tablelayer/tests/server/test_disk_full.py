@@ -42,6 +42,12 @@ class Database:
     def get(self, key: object) -> None:
         return None
 
+    def live_files(self) -> list[object]:
+        return []
+
+    def property_int_value(self, name: str) -> int:
+        return 0
+
     def write(self, batch: object, options: object) -> None:
         if self.error is not None:
             raise self.error
