@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -100,10 +101,11 @@ def adapt_moments(tree: exp.Expr, tables: Mapping[str, pa.Schema]) -> None:
                 _comparison(node, kinds)
         elif type(node) in _NULL_SAFE and understood(node, "this", "expression"):
             _null_safe(node, kinds)
-        elif isinstance(node, (*_OF_SAME_TYPE, exp.Case)):
-            _with_one_type(node, kinds)
-        elif _takes_microseconds(node.parent, node) and (kind := kinds.of(node)) is not None:
-            node.replace(_converted(node, _COARSER[kind]))
+        else:
+            if isinstance(node, (*_OF_SAME_TYPE, exp.Case)):
+                _with_one_type(node, kinds)
+            if _takes_microseconds(node.parent, node) and (kind := kinds.of(node)) is not None:
+                node.replace(_converted(node, _COARSER[kind]))
 
 
 def _between(node: Any, kinds: _Kinds) -> None:
@@ -194,11 +196,24 @@ def _cast(node: exp.Expr, kind: str) -> exp.Expr:
 
 
 def _converted(node: exp.Expr, formula: str) -> exp.Expr:
-    """Return a formula over `x` with the node in its place."""
-    made = sqlglot.parse_one(formula, read=DuckDB)
+    """Return a formula over `x` with the node in its place.
+
+    A node of many parts is written once: copies of copies would grow without a limit.
+    """
+    if len(list(islice(node.walk(), _PARTS_MAX + 1))) <= _PARTS_MAX:
+        made, name = sqlglot.parse_one(formula, read=DuckDB), "x"
+    else:
+        made, name = (
+            sqlglot.parse_one(f"LIST_TRANSFORM([given], LAMBDA x : {formula})[1]", read=DuckDB),
+            "given",
+        )
     for place in list(made.find_all(exp.Column)):
-        place.replace(exp.Paren(this=node.copy()))
+        if place.name == name:
+            place.replace(exp.Paren(this=node.copy()))
     return made
+
+
+_PARTS_MAX = 8
 
 
 def _converted_rows(query: Any, kind: str) -> exp.Expr:

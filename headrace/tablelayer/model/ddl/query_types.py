@@ -49,6 +49,8 @@ class QueryTypes:
     def __init__(self, tables: Mapping[str, pa.Schema]) -> None:
         self._tables = tables
         self._under_way = set[int]()
+        self._known: dict[int, tuple[Any, Columns | None]] = {}
+        """Columns of queries by `id`, with the node, so that no other node gets its `id`."""
 
     def of(self, node: Any) -> pa.DataType | None:
         """Return the type of an expression, or None."""
@@ -133,11 +135,11 @@ class QueryTypes:
         """Return the columns of a query or of a part of a FROM, or None if they are not known."""
         if id(source) in self._under_way:
             return None  # a recursive WITH
-        self._under_way.add(id(source))
-        try:
-            return self._columns(source)
-        finally:
+        if id(source) not in self._known:
+            self._under_way.add(id(source))
+            self._known[id(source)] = source, self._columns(source)
             self._under_way.discard(id(source))
+        return self._known[id(source)][1]
 
     def _columns(self, source: Any) -> Columns | None:
         if isinstance(source, exp.Table):

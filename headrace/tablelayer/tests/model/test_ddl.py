@@ -7,6 +7,7 @@ import pickle
 from decimal import Decimal
 
 import duckdb
+import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -504,6 +505,20 @@ def test_conditions_on_names_behind_an_alias_are_duckdbs():
     query = one("SELECT x.c FROM t AS x(b, c) WHERE x.b = 1 AND c < 5")
     assert not query.conditions
     assert not query.bounds
+
+
+def test_a_nested_query_over_nanoseconds_does_not_grow_without_a_limit():
+    schemas = {"default.t": pa.schema([("z", pa.timestamp("ns", "UTC")), ("n", pa.timestamp("us", "UTC"))])}
+    value, inner = "z", "t"
+    for _ in range(12):
+        value = (
+            f"CASE WHEN year({value}) = 1 THEN z WHEN n > {value} THEN z END" if len(value) < 3000 else value
+        )
+        inner = f"(SELECT z, n, z AS z1, z AS z2 FROM {inner} AS s WHERE year(z) = 1)"
+    for text in (f"SELECT year({value}) FROM t", f"SELECT 1 FROM {inner} AS s"):
+        written = to_duckdb(one(text), {"default.t": "v0"}, schemas=schemas)
+        assert "EPOCH_NS" in written
+        assert len(written) < 40 * len(text)
 
 
 def test_a_path_through_a_struct_is_no_column_of_a_table():

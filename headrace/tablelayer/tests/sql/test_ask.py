@@ -8,7 +8,10 @@ import pytest
 from headrace.protocol.errors import KafkaError
 from headrace.tablelayer.client import OutgoingRecord, Table, TableError, connect
 from headrace.tablelayer.model.ddl import DdlError
+from headrace.tablelayer.model.ddl.select import analyze
+from headrace.tablelayer.sql.duck import Engine
 from headrace.tablelayer.sql.errors import SqlError
+from headrace.tablelayer.sql.sources import Source, Step
 
 
 @pytest.fixture
@@ -344,3 +347,13 @@ def test_moments_with_nanoseconds_are_compared_and_computed_with(sql):
     assert sql(f"SELECT i, year(a.q) AS y {names} ORDER BY i") == [{"i": 1, "y": 2024}, {"i": 4, "y": 1969}]
     with pytest.raises(SqlError, match="there is no column 'nosuch'"):
         sql("SELECT nosuch FROM ts WHERE z < now()")
+
+
+def test_a_lakes_rows_are_compared_and_computed_with_by_the_types_that_are_expected():
+    """The schema of a lake's rows is known only after reading, the types of the table before."""
+    at = pa.schema([("z", pa.timestamp("ns", "UTC"))])
+    rows = pa.table({"z": pa.array([-1, 10**18, None], pa.int64()).cast(at.field(0).type)})
+    text = "SELECT year(z) AS y FROM t WHERE z < TIMESTAMPTZ '9999-01-01 00:00:00Z' ORDER BY 1"
+    source = Source(Step("db.t", "lake"), None, lambda: rows, expected=at)
+    answer = Engine(analyze(text, 0, len(text), "db"), {"db.t": source}).reader().read_all()
+    assert answer.column("y").to_pylist() == [1969, 2001]
