@@ -14,7 +14,7 @@ sorts by code points. On disk, big endian:
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import cache
 from struct import Struct, error
 from typing import Final
@@ -101,6 +101,31 @@ def compute(rows: pa.RecordBatch, schema: Schema, names: Collection[str]) -> byt
             bounds += (lowest, highest)
     front[0] = _FRONT.pack(_VERSION, len(front) - 1)
     return b"".join([*front, *bounds])
+
+
+def of_rows(rows: pa.RecordBatch, columns: Sequence[Column]) -> dict[int, ColumnStatistics]:
+    """Return the statistics of rows with these columns, by column id; nested columns have none."""
+    found: dict[int, ColumnStatistics] = {}
+    for column, array in zip(columns, rows.columns, strict=True):
+        if not column.type.is_nested:
+            flags, lowest, highest = _bounds(array, column.type)
+            found[column.id] = _decoded(rows.num_rows, array.null_count, flags, lowest, highest, column.type)
+    return found
+
+
+def _decoded(
+    row_count: int, null_count: int, flags: int, lowest: bytes, highest: bytes, data_type: DataType
+) -> ColumnStatistics:
+    is_bounded = bool(flags & _BOUNDED)
+    return ColumnStatistics(
+        row_count,
+        null_count,
+        _decode_bound(lowest, data_type) if is_bounded else None,
+        _decode_bound(highest, data_type) if is_bounded else None,
+        bool(flags & _LOWEST_EXACT),
+        bool(flags & _HIGHEST_EXACT),
+        bool(flags & _HAS_NAN),
+    )
 
 
 def _bounds(array: pa.Array, data_type: DataType) -> tuple[int, bytes, bytes]:
@@ -191,20 +216,10 @@ def decode(buffer: memoryview | bytes, schema: Schema, row_count: int) -> dict[i
             middle, end = at + low_size, at + low_size + high_size
             if end > len(buffer):
                 raise ValueError("a bound is cut off")
-            lowest = highest = None
-            if flags & _BOUNDED:
-                lowest = _decode_bound(bytes(buffer[at:middle]), types[column_id])
-                highest = _decode_bound(bytes(buffer[middle:end]), types[column_id])
-            at = end
-            found[column_id] = ColumnStatistics(
-                row_count,
-                nulls,
-                lowest,
-                highest,
-                bool(flags & _LOWEST_EXACT),
-                bool(flags & _HIGHEST_EXACT),
-                bool(flags & _HAS_NAN),
+            found[column_id] = _decoded(
+                row_count, nulls, flags, bytes(buffer[at:middle]), bytes(buffer[middle:end]), types[column_id]
             )
+            at = end
     except (error, KeyError, ValueError) as cause:
         raise DecodeError(f"the statistics of a batch are malformed: {cause}") from cause
     return found

@@ -32,6 +32,7 @@ from headrace.tablelayer.server import stored_message
 from headrace.tablelayer.server.bucket.log_bucket import Counted, LogBucket
 from headrace.tablelayer.server.merge.engines import few_row_keys, row_keys
 from headrace.tablelayer.server.read.batch_filter import BatchFilter
+from headrace.tablelayer.server.read.stored_groups import FilteredGroups
 from headrace.tablelayer.server.regions import headers_of
 from headrace.tablelayer.server.room import Room
 from headrace.tablelayer.server.store.keys import key_rows
@@ -174,6 +175,10 @@ def _matching(rows: StoredRows, versions: Versions, wanted: Wanted) -> StoredRow
         return rows
     mask = wanted.filter.mask(_columns(rows, versions, wanted.schema, wanted.filter.columns))
     return rows if mask.all() else rows.take(mask)
+
+
+def _groups(wanted: Wanted) -> FilteredGroups | None:
+    return None if wanted.filter is None else FilteredGroups(wanted.filter)
 
 
 def _columns(
@@ -353,7 +358,7 @@ async def count_matching_rows(bucket: KeyBucket, wanted: Wanted) -> tuple[int, i
 async def pieces(bucket: KeyBucket, wanted: Wanted) -> AsyncGenerator[tuple[pa.RecordBatch, int], None]:
     """Yield a bucket's state at one offset in pieces, each with that offset; there is at least one piece."""
     snapshot: StoreSnapshot = await bucket.read(lambda store: store.snapshot())
-    snapshot.seek(KeyRange())
+    snapshot.seek(KeyRange(), _groups(wanted))
     has_more = True
     try:
         while has_more:
@@ -575,7 +580,8 @@ class SnapshotScan:
         self.next_piece = 0
         self._snapshot = snapshot
         self._place = self._before = (keys, limit)
-        snapshot.seek(keys)
+        self._groups = _groups(wanted)
+        snapshot.seek(keys, self._groups)
 
     def rows_of(self, piece: int, max_bytes: int) -> tuple[Rows, bytes | None, bool]:
         """Return (rows in key order, the last row's key, whether there may be more).
@@ -584,7 +590,7 @@ class SnapshotScan:
         """
         if piece == self.next_piece - 1:
             self._place, self.next_piece = self._before, piece
-            self._snapshot.seek(self._place[0])
+            self._snapshot.seek(self._place[0], self._groups)
         elif piece != self.next_piece:
             raise TableError(
                 TableErrorCode.SCAN_EXPIRED,

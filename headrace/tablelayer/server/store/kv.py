@@ -55,6 +55,7 @@ from headrace.tablelayer.server.room import Room
 from headrace.tablelayer.server.store.first_rows import FirstRows, Remembered
 from headrace.tablelayer.server.store.open_stores import OpenStores, StoreFiles, Use
 from headrace.tablelayer.server.store.sorted_tables import (
+    Groups,
     Indexes,
     SortedTables,
     StoredRows,
@@ -809,9 +810,10 @@ class StoreSnapshot:
         self.seek(KeyRange())
         self._use = use  # last: attributes are dropped in this order
 
-    def seek(self, keys: KeyRange) -> None:
-        """Read these keys from now on."""
+    def seek(self, keys: KeyRange, groups: Groups | None = None) -> None:
+        """Read these keys from now on; rows that do not match the filter of `groups` may be left out."""
         self._keys, self._iterated_left, self._is_there = keys, _ITERATED_ROWS, False
+        self._groups = groups
 
     def end(self) -> None:
         """Release the store: it cannot be opened again while this snapshot has it."""
@@ -843,7 +845,9 @@ class StoreSnapshot:
             tables.store.flush_for_scan()
             self._is_flushed = True
         lower, upper = self._keys.lower, self._keys.upper
-        piece = tables.files.rows(tables.store.live_files, lower, upper, tables.sequence, limits)
+        piece = tables.files.rows(
+            tables.store.live_files, lower, upper, tables.sequence, limits, self._groups
+        )
         self._is_there = False
         if piece.last is not None:
             self._keys = self._keys.after(piece.last)

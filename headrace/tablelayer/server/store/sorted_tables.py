@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from pathlib import Path
 from struct import Struct
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 import numpy as np
@@ -39,6 +39,10 @@ _TOGETHER_BYTES_MAX: Final = 96 << 20
 _SKEW: Final = 4
 _RUNS_MAX: Final = 64
 _ATTEMPTS: Final = 8
+_BLOCKS_OF_GROUP: Final = 64
+"""Number of blocks, of 16 KiB, that have statistics together."""
+_STATISTICS_MAX: Final = 4096
+"""Maximum number of groups of a file with statistics, those of different columns counted apart."""
 _FOOTER_BYTES: Final = 53
 _FOOTER_END: Final = Struct("<IQ")
 _MAGIC: Final = 0x88E241B785F4CFF7
@@ -125,12 +129,33 @@ class Limits(msgspec.Struct, frozen=True):
         return Limits(self.rows - len(rows), self.value_bytes - size, made, self.width, self.expansion)
 
 
+class Groups(Protocol):
+    """A filter of a scan that knows from statistics which groups of blocks have no matching row."""
+
+    key: Hashable
+    """The form of the statistics: filters with equal keys share them."""
+    verdicts: dict[tuple[str, int], bool]
+    """The groups that were asked about, by file and number; true: it has no matching row."""
+
+    def statistics(self, rows: StoredRows) -> object:
+        """Return the statistics of rows; None if there are none."""
+
+    def excludes(self, statistics: Any) -> bool:
+        """Return whether no row with these statistics matches."""
+
+
 class _Index(msgspec.Struct, frozen=True):
     """The index of one file: `blocks` is int64[n, 2] (position, size); separators as in `table_kernels.read_index`."""
 
     blocks: Table
     arena: npt.NDArray[np.uint8]
     separators: Table
+    has_tags: bool
+    """Whether versions of one key can be in several blocks."""
+    statistics: dict[tuple[Hashable, int], object]
+    """By `Groups.key` and number of the group of blocks."""
+    filtered: set[int]
+    """Numbers that show whether one or several filtered scans came here."""
 
     @property
     def size(self) -> int:
@@ -194,6 +219,9 @@ class _Run(msgspec.Struct):
     first: int
     stop: int
     end_key: bytes | None
+    name: str
+    is_oldest: bool
+    """Whether no file has older versions of the file's keys."""
     taken: int = 0
 
     @property
@@ -232,16 +260,23 @@ class SortedTables:
         self._indexes.forget(self)
 
     def rows(
-        self, live_files: LiveFiles, lower: bytes, upper: bytes | None, sequence: int, limits: Limits
+        self,
+        live_files: LiveFiles,
+        lower: bytes,
+        upper: bytes | None,
+        sequence: int,
+        limits: Limits,
+        groups: Groups | None = None,
     ) -> Piece:
         """Return the first rows of lower <= key < upper that a snapshot of this sequence number sees.
 
-        Without rows there are no more. Raises UnknownTableError, OSError and what `live_files` raises.
+        Rows that do not match the filter of `groups` may be left out. Without rows there are no more. Raises
+        UnknownTableError, OSError and what `live_files` raises.
         """
         found: list[StoredRows] = []
         last: bytes | None = None
         while True:
-            piece = self._piece(live_files, lower, upper, sequence, limits)
+            piece = self._piece(live_files, lower, upper, sequence, limits, groups)
             found.append(piece.rows)
             last = piece.last or last
             if piece.is_full or not piece.has_more:
@@ -251,14 +286,20 @@ class SortedTables:
             limits = limits.after(piece.rows)
 
     def _piece(
-        self, live_files: LiveFiles, lower: bytes, upper: bytes | None, sequence: int, limits: Limits
+        self,
+        live_files: LiveFiles,
+        lower: bytes,
+        upper: bytes | None,
+        sequence: int,
+        limits: Limits,
+        groups: Groups | None,
     ) -> Piece:
         """Return the rows of some blocks."""
         for _ in range(_ATTEMPTS):
             try:
                 runs = self._runs(live_files(), lower, upper)
                 end = _planned(runs, min(_TOGETHER_BYTES, max(_TOGETHER_BYTES_MIN, limits.value_bytes)))
-                return self._read(runs, lower, upper, end, sequence, limits)
+                return self._read(runs, lower, upper, end, sequence, limits, groups)
             except FileNotFoundError:
                 continue  # a compaction has replaced a file since it was listed
         raise UnknownTableError("the files change too fast")
@@ -276,9 +317,15 @@ class SortedTables:
             index = self._indexes.get(self, here["name"], partial(read_index, self._disk, path))
             count = len(index.blocks)
             stop = count if upper is None else min(count, index.first_from(upper) + 1)
-            runs.append(
-                _Run(path, index, index.first_from(lower), stop, here["end_key"] if len(files) > 1 else None)
+            end_key = here["end_key"] if len(files) > 1 else None
+            is_oldest = all(
+                other is here
+                or other["level"] < here["level"]
+                or other["end_key"] < here["start_key"]
+                or other["start_key"] > here["end_key"]
+                for other in wanted
             )
+            runs.append(_Run(path, index, index.first_from(lower), stop, end_key, here["name"], is_oldest))
         return runs
 
     def _read(
@@ -289,17 +336,17 @@ class SortedTables:
         end: bytes | None,
         sequence: int,
         limits: Limits,
+        groups: Groups | None,
     ) -> Piece:
         owners: list[Any] = []
         places, sizes, starts = [], [], [0]
         for run in runs:
-            position, size = run.index.span(run.first, run.taken)
-            data = np.frombuffer(self._bytes_of(run.path, position, size), np.uint8)
-            owners.append(data)
-            blocks = run.index.blocks[run.first : run.taken]
-            places.append(blocks[:, 0] + (data.ctypes.data - position))
-            sizes.append(blocks[:, 1])
-            starts.append(starts[-1] + len(blocks))
+            starts.append(starts[-1])
+            for first, stop in self._chosen(run, groups):
+                some_places, some_sizes = self._blocks(run, first, stop, owners)
+                places.append(some_places)
+                sizes.append(some_sizes)
+                starts[-1] += stop - first
         if not starts[-1]:
             return Piece(StoredRows.of([]), end, end is not None)
         all_places, all_sizes = np.concatenate(places), np.concatenate(sizes)
@@ -336,6 +383,60 @@ class SortedTables:
         if outcome == kernels.FULL:
             return Piece(rows, looked_at, True, True)
         return Piece(rows, end if is_inclusive else looked_at, is_inclusive)
+
+    def _blocks(self, run: _Run, first: int, stop: int, owners: list[Any]) -> tuple[Indices, Indices]:
+        """Read some blocks of a file; return their addresses and sizes."""
+        position, size = run.index.span(first, stop)
+        data = np.frombuffer(self._bytes_of(run.path, position, size), np.uint8)
+        owners.append(data)
+        blocks = run.index.blocks[first:stop]
+        return blocks[:, 0] + (data.ctypes.data - position), blocks[:, 1].copy()
+
+    def _chosen(self, run: _Run, groups: Groups | None) -> list[tuple[int, int]]:
+        """Return the ranges of the run's taken blocks that have to be read.
+
+        Rows that do not match may be left out only if they hide no older version that might match.
+        """
+        if groups is None or not run.is_oldest or run.index.has_tags:
+            return [(run.first, run.taken)] if run.first < run.taken else []
+        if len(run.index.filtered) < 2:
+            run.index.filtered.add(id(groups))
+        chosen: list[tuple[int, int]] = []
+        at = run.first
+        while at < run.taken:
+            group = at // _BLOCKS_OF_GROUP
+            stop = min(run.taken, (group + 1) * _BLOCKS_OF_GROUP)
+            if not self._is_excluded(run, group, groups):
+                if chosen and chosen[-1][1] == at:
+                    chosen[-1] = chosen[-1][0], stop
+                else:
+                    chosen.append((at, stop))
+            at = stop
+        return chosen
+
+    def _is_excluded(self, run: _Run, group: int, groups: Groups) -> bool:
+        verdict = groups.verdicts.get((run.name, group))
+        if verdict is None:
+            known, key = run.index.statistics, (groups.key, group)
+            # Statistics cost about as much as the scan, so that the first scan makes none.
+            is_worth_it = len(run.index.filtered) > 1 and len(known) < _STATISTICS_MAX
+            if key not in known and is_worth_it:
+                known[key] = groups.statistics(self._all_rows(run, group))
+            statistics = known.get(key)
+            verdict = statistics is not None and groups.excludes(statistics)
+            groups.verdicts[run.name, group] = verdict
+        return verdict
+
+    def _all_rows(self, run: _Run, group: int) -> StoredRows:
+        """Return all versions of rows in a group of blocks."""
+        owners: list[Any] = []
+        first = group * _BLOCKS_OF_GROUP
+        stop = min(len(run.index.blocks), first + _BLOCKS_OF_GROUP)
+        places, sizes = self._blocks(run, first, stop, owners)
+        entries, _, ends = _checked(places, sizes, owners)
+        addresses, lengths = np.empty(entries, np.int64), np.empty(entries, np.int64)
+        found = kernels.rows_of(places, ends, addresses, lengths)
+        return StoredRows(addresses[:found], lengths[:found], owners)
 
     def _bytes_of(self, path: Path, position: int, size: int) -> bytes:
         file = self._disk.open_read_only(path)
@@ -496,7 +597,7 @@ def read_index(disk: Disk, path: Path) -> _Index:
         if found != count:
             raise UnknownTableError(f"{path.name} has no valid index")
         used = int(separators[-1].sum()) if count else 0
-        return _Index(blocks, sealed(arena[: used + tag_bytes].copy()), separators)
+        return _Index(blocks, sealed(arena[: used + tag_bytes].copy()), separators, tag_bytes > 0, {}, set())
     finally:
         file.close()
 

@@ -439,6 +439,29 @@ def read_index(
 
 
 @njit(cache=True, nogil=True)
+def rows_of(places: Indices, ends: Indices, addresses: Indices, lengths: Indices) -> Int64:
+    """Fill in the places of all versions of rows in blocks that `count` has seen; return their number.
+
+    A row has at least two bytes, and a deletion has none.
+    """
+    found = np.int64(0)
+    for index in range(len(places)):
+        at, end = places[index], ends[index]
+        first: Int64 = np.int64(0)
+        while at < end:
+            shared, at = varint_at(at, end)
+            other, at = varint_at(at, end)
+            size, at = varint_at(at, end)
+            if shared == 0:
+                first = np.int64(byte_at(at, 0))
+            if first == ROW_BYTE and size:
+                addresses[found], lengths[found] = at + other, size
+                found += 1
+            at += other + size
+    return found
+
+
+@njit(cache=True, nogil=True)
 def gather(addresses: Indices, lengths: Indices, offsets: npt.NDArray[np.int32], out: Bytes) -> None:
     """Copy values one behind the other; `offsets` has where each begins."""
     base = out.ctypes.data
@@ -473,4 +496,5 @@ def warm() -> None:
         nothing,
         writable,
     )
+    rows_of(nothing, nothing, nothing, nothing)
     gather(nothing, nothing, np.zeros(1, np.int32), writable)
