@@ -307,8 +307,11 @@ def test_statistics_skip_blocks_and_change_no_answer(
 
     for step in range(20):
         if step:
-            # A new value of `a` is near another row's: an older version matches where the newest does not.
-            changed = {rng.randrange(6_000): rng.randrange(6_000) for _ in range(rng.choice((1, 50, 300)))}
+            # The new values are near each other: older versions match where no row of the newest file does.
+            near = rng.randrange(6_000)
+            changed = {
+                rng.randrange(6_000): near + rng.randrange(60) for _ in range(rng.choice((1, 50, 300)))
+            }
             keys, values = stored(changed)
             store.write([(keys, values)], step, 0)
             model |= changed
