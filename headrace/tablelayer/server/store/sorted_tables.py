@@ -153,7 +153,7 @@ class _Index(msgspec.Struct, frozen=True):
     has_tags: bool
     """Whether versions of one key can be in several blocks."""
     statistics: dict[tuple[Hashable, int], object]
-    """By `Groups.key` and number of the group of blocks."""
+    """The statistics by `Groups.key` and number of the group of blocks."""
     filtered: set[int]
     """Numbers that show whether one or several filtered scans came here."""
 
