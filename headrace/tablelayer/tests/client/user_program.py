@@ -25,6 +25,7 @@ from headrace.tablelayer.client import (
     ConnectionLost,
     ConnectionSettings,
     DataError,
+    DdlError,
     Extremes,
     KafkaError,
     KafkaRecord,
@@ -36,6 +37,7 @@ from headrace.tablelayer.client import (
     Scan,
     ScanBatch,
     SettingsError,
+    SqlError,
     SqlResult,
     Table,
     TableDefinition,
@@ -70,6 +72,7 @@ def administer(connection: Connection) -> list[str]:
     admin.drop_database("shop", cascade=True)
     kafka.create_topic("clicks", partitions=2, configs={"retention.ms": "1000"})
     ends: dict[int, int] = kafka.offsets("clicks")
+    ends |= {partition: each.end for partition, each in kafka.offset_ranges(["clicks"])["clicks"].items()}
     records, positions = kafka.read("clicks", ends, max_wait_ms=10)
     record: KafkaRecord
     for record in records:
@@ -172,6 +175,8 @@ def read(table: Table) -> int:
 def what_went_wrong(table: Table) -> str:
     try:
         table.upsert([{"id": "one"}])
+    except (DdlError, SqlError) as error:
+        return str(error)
     except DataError as error:
         return f"{error.column} of row {error.row}"
     except TableError as error:
