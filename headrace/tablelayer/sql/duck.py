@@ -57,6 +57,11 @@ def connect(*, files: bool = True) -> Any:
     return database
 
 
+_SUMMARIZED = {
+    "TIMESTAMPTZ_NS": "{0} AT TIME ZONE 'UTC'",
+    "TIME_NS": "CAST(MAKE_TIMESTAMP(EPOCH_NS({0}) // 1000) AS TIME)",
+}
+"""Conversions of types that SUMMARIZE refuses, because they have no avg()."""
 _WITHOUT_ARROW = ("BIT", "TIME WITH TIME ZONE", "VARIANT", "BIGNUM")
 """DuckDB's types without an equivalent in Arrow, which would get their inner bytes, or a time without its zone."""
 
@@ -132,7 +137,9 @@ class Engine:
         self._sources = sources
         self._names = {name: f"table_{index}" for index, name in enumerate(sources)}
         known = {name: source.types for name, source in sources.items() if source.types is not None}
-        self._sql = before + to_duckdb(select, self._names, schemas=known)
+        self._before = before
+        self._query = to_duckdb(select, self._names, schemas=known)
+        self._sql = before + self._query
         self._reads_once = select.reads_once
         self._files = files
 
@@ -218,7 +225,14 @@ class Engine:
         for name, schema in schemas.items():
             assert schema is not None
             database.register(self._names[name], schema.empty_table())
-        _ = database.sql(self._sql).columns
+        relation = database.sql(self._query)
+        if self._before and any(str(kind) in _SUMMARIZED for kind in relation.types):
+            columns = zip(relation.columns, relation.types, strict=True)
+            listed = [
+                f"{_SUMMARIZED.get(str(kind), '{0}').format(f'#{place}')} AS {quoted(name)}"
+                for place, (name, kind) in enumerate(columns, 1)
+            ]
+            self._sql = f"{self._before}SELECT {', '.join(listed)} FROM ({self._query})"
         for name in schemas:
             database.unregister(self._names[name])
 

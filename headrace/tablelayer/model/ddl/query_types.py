@@ -80,6 +80,11 @@ class QueryTypes:
             return columns[0][1] if columns and len(columns) == 1 else None
         if kind is exp.Anonymous and node.name.lower() in _NAMED_OF_FIRST and node.expressions:
             return self.of(node.expressions[0])
+        if kind is exp.AtTimeZone:
+            given = self.of(node.this)
+            if given is None or not has_nanoseconds(given) or not pa.types.is_timestamp(given):
+                return None
+            return pa.timestamp("ns", "UTC" if given.tz is None else None)
         if kind in (exp.Unnest, exp.Explode):
             given = self.of(node.this if kind is exp.Explode else node.expressions[0])
             return given.value_type if given is not None and is_list(given) else None
