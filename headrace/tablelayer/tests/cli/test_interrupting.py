@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -32,6 +33,7 @@ def spawned(server: str, tmp_path: Path) -> Iterator[Callable[..., Any]]:
             sys.executable, ["-m", "headrace.tablelayer.cli.main", "sql", "-s", server, *words],
             cwd=str(ROOT), encoding="utf-8", timeout=60, dimensions=(40, 100),
             env={**os.environ, "HOME": str(tmp_path), "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"},
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         children.append(child)
         return child

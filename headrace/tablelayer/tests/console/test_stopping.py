@@ -80,10 +80,10 @@ def eventually(condition: Callable[[], bool], seconds: float = 60) -> None:
 
 
 def idle(console: Console) -> bool:
-    """Return whether the process uses less than a fifth of a core, over half a second."""
+    """Return whether the process uses almost no time of a core for a second; a busy machine gives little, too."""
     before = console.cpu_seconds()
-    time.sleep(0.5)
-    return console.cpu_seconds() - before < 0.1
+    time.sleep(1)
+    return console.cpu_seconds() - before < 0.03
 
 
 def test_long_queries_leave_room_for_others_and_end_with_their_readers(
@@ -106,6 +106,8 @@ def test_long_queries_leave_room_for_others_and_end_with_their_readers(
 
 def test_a_query_ends_after_the_time_limit(console: Callable[..., Console]) -> None:
     made = console("--query-seconds", "1")
+    ask = {"query": "SELECT 42 AS answer"}  # until everything is imported, it takes longer than the limit
+    eventually(lambda: httpx.post(f"{made.url}/api/sql", json=ask, timeout=60).status_code == 200)
     late = httpx.post(f"{made.url}/api/sql", json={"query": LONG}, timeout=60)
     assert late.status_code == 504
     assert late.json()["error"].startswith("stopped after 1 s, the console's time limit")
