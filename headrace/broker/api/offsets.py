@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from functools import partial
 
-from headrace.broker.api.fetch import check_leader_epoch
+from headrace.broker.api.fetch_reading import check_leader_epoch
 from headrace.broker.log.time_lookup import BatchTakesTime, Opened
 from headrace.broker.partitions.partition import Partition
 from headrace.broker.replication.replicas import LocalReplicas
