@@ -45,6 +45,18 @@ def _union_scan(*arguments: Any, **named: Any) -> Any:
     return planned(*arguments, **named)
 
 
+def _union_parts(*arguments: Any) -> Any:
+    from headrace.tablelayer.lake.union_parts import union_parts
+
+    return union_parts(*arguments)
+
+
+def _read_union_part(*arguments: Any) -> Any:
+    from headrace.tablelayer.lake.union_parts import read_part
+
+    return read_part(*arguments)
+
+
 def _lake_schema(options: Any) -> Any:
     from headrace.tablelayer.lake.lake_rows import view_schema
 
@@ -59,6 +71,8 @@ def _lake_reader(options: Any, columns: list[str]) -> Any:
 
 _plugins.sql_session = _sql_session
 _plugins.union_scan = _union_scan
+_plugins.union_parts = _union_parts
+_plugins.read_union_part = _read_union_part
 _plugins.lake_schema = _lake_schema
 _plugins.lake_reader = _lake_reader
 

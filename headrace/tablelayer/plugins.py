@@ -14,6 +14,12 @@ union_scan: Callable[..., Any]
 Raises ModuleNotFoundError where the lake's code is not installed, ClientError for a lake that cannot be read.
 """
 
+union_parts: Callable[..., Any]
+"""Plan the lake's half of a batch in Spark, see `tablelayer.lake.union_parts`."""
+
+read_union_part: Callable[[Any, Any], Any]
+"""Read one task's part of the lake's half, on the worker."""
+
 lake_schema: Callable[[Any], Any]
 """Return Spark's schema of a lake view (`db.t$lake`) from `ReadOptions`."""
 

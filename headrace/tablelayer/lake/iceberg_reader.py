@@ -11,7 +11,7 @@ Memory: one data file with the selected columns at a time.
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -26,7 +26,7 @@ from headrace.tablelayer.lake.adapter import (
 )
 from headrace.tablelayer.lake.columns import COLUMNS_PROPERTY, fields_by_column
 from headrace.tablelayer.lake.history import LakeSnapshot, find_committed
-from headrace.tablelayer.lake.reader import filtered, in_our_type, listed_offsets, snapshots_schema
+from headrace.tablelayer.lake.reader import Piece, filtered, in_our_type, listed_offsets, snapshots_schema
 from headrace.tablelayer.model.filters.conditions import Predicate
 from headrace.tablelayer.model.filters.filters import Filter
 from headrace.tablelayer.model.lake.offsets import offsets_from_json
@@ -101,18 +101,23 @@ class IcebergReader:
             )
         return pa.Table.from_pylist(rows, schema=snapshots_schema(self.definition))
 
+    def past_states(self) -> Iterator[LakeState]:
+        """See `LakeReader`."""
+        found = [] if self._table is None else self._table.metadata.snapshots
+        for each in sorted(found, key=lambda each: (each.timestamp_ms, each.snapshot_id), reverse=True):
+            text = _summary(each).get(OFFSETS_PROPERTY)
+            if text is not None:
+                yield LakeState(each.snapshot_id, each.snapshot_id, offsets_from_json(text))
+
     def read(
         self,
         snapshot: int,
         columns: Sequence[Column],
         wanted: Filter | None = None,
         predicate: Predicate | None = None,
+        pieces: Collection[str] | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a snapshot for which `wanted` holds, in the table's own types.
-
-        `columns` are all needed columns, including those of the filter. `predicate` must not be narrower than the
-        filter; it skips files that cannot have matching rows.
-        """
+        """See `LakeReader`. A piece is a data file."""
         from pyiceberg.io.pyarrow import ArrowScan
 
         from headrace.tablelayer.lake.iceberg_projection import keep_nulls
@@ -131,6 +136,8 @@ class IcebergReader:
         arrow = ArrowScan(self._table.metadata, self._table.io, scan.projection(), scan.row_filter)
         schema = pa.schema([column.field() for column in columns])
         for task in scan.plan_files():
+            if pieces is not None and task.file.file_path not in pieces:
+                continue
             for batch in arrow.to_record_batches([task]):
                 if not batch.num_rows:
                     continue
@@ -138,6 +145,19 @@ class IcebergReader:
                 rows = filtered(pa.RecordBatch.from_arrays(arrays, schema=schema), wanted)
                 if rows.num_rows:
                     yield rows
+
+    def pieces(self, snapshot: int, predicate: Predicate | None = None) -> list[Piece]:
+        """See `LakeReader`."""
+        at = self._table.snapshot_by_id(snapshot)
+        names = {field.field_id: field.name for field in self._table.schemas()[at.schema_id].fields}
+        fields = fields_by_column(self._table.properties.get(COLUMNS_PROPERTY), self.definition, 1)
+        columns = {column.name: column for column in self.definition.schema.columns}
+        sources = {name: names.get(fields.get(column.id, -1)) for name, column in columns.items()}
+        row_filter = _pruning(predicate, columns, sources)
+        return [
+            Piece(task.file.file_path, int(task.file.record_count), int(task.file.file_size_in_bytes))
+            for task in self._table.scan(row_filter=row_filter, snapshot_id=snapshot).plan_files()
+        ]
 
 
 def _summary(snapshot: Any) -> Mapping[str, str]:

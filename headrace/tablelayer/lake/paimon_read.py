@@ -42,6 +42,7 @@ class DataFile:
     schema_id: int
     rows: int
     partition: Any = None
+    size_bytes: int = 0
 
 
 def data_files(table: Any, snapshot: int) -> list[DataFile]:

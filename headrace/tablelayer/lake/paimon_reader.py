@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import groupby
 from typing import Any
@@ -37,7 +37,7 @@ from headrace.tablelayer.lake.paimon_partitions import (
     partition_values,
 )
 from headrace.tablelayer.lake.paimon_read import GONE_KINDS, KIND_COLUMN, DataFile
-from headrace.tablelayer.lake.reader import filtered, in_our_type, listed_offsets, snapshots_schema
+from headrace.tablelayer.lake.reader import Piece, filtered, in_our_type, listed_offsets, snapshots_schema
 from headrace.tablelayer.model.batches.batch import ChangeType
 from headrace.tablelayer.model.filters.conditions import Predicate
 from headrace.tablelayer.model.filters.filters import Filter
@@ -145,6 +145,13 @@ class PaimonReader:
             )
         return pa.Table.from_pylist(rows, schema=snapshots_schema(self.definition))
 
+    def past_states(self) -> Iterator[LakeState]:
+        """See `LakeReader`."""
+        for number, snapshot in self._snapshots.items():
+            text = (snapshot.get("properties") or {}).get(OFFSETS_PROPERTY)
+            if text is not None:
+                yield LakeState(number, number, offsets_from_json(text))
+
     # -- files
 
     def _manifest(self, name: str) -> list[dict[str, Any]]:
@@ -227,7 +234,9 @@ class PaimonReader:
         folder = f"{parent}/bucket-{bucket}"
         run = (-level, 0 if level else file["_MAX_SEQUENCE_NUMBER"])
         path = file.get("_EXTERNAL_PATH") or f"{folder}/{name}"
-        return DataFile(path, (folder, bucket), run, file["_SCHEMA_ID"], file["_ROW_COUNT"])
+        return DataFile(
+            path, (folder, bucket), run, file["_SCHEMA_ID"], file["_ROW_COUNT"], size_bytes=file["_FILE_SIZE"]
+        )
 
     # -- rows
 
@@ -237,10 +246,16 @@ class PaimonReader:
         columns: Sequence[Column],
         wanted: Filter | None = None,
         predicate: Predicate | None = None,
+        pieces: Collection[str] | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """See `LakeReader`. `predicate` skips whole partitions, not files: versions of a key may match differently."""
+        """See `LakeReader`. A piece is a data file, of a PK table a bucket.
+
+        `predicate` skips whole partitions, not files: versions of a key may match differently.
+        """
         try:
             files = self.data_files(snapshot, predicate)
+            if pieces is not None:
+                files = [file for file in files if self._piece_of(file) in pieces]
             rows = (
                 self._merged(files, columns)
                 if self.definition.is_primary_key_table
@@ -255,6 +270,19 @@ class PaimonReader:
                 f"snapshot {snapshot} of the lake table of {self.definition.path} was expired during this read:"
                 " read again"
             ) from error
+
+    def pieces(self, snapshot: int, predicate: Predicate | None = None) -> list[Piece]:
+        """See `LakeReader`."""
+        found: dict[str, Piece] = {}
+        for file in self.data_files(snapshot, predicate):
+            key = self._piece_of(file)
+            known = found.get(key, Piece(key, 0, 0))
+            found[key] = Piece(key, known.row_count + file.rows, known.size_bytes + file.size_bytes)
+        return list(found.values())
+
+    def _piece_of(self, file: DataFile) -> str:
+        """Return the key of a file's piece: versions of a key are in one bucket, and are read together."""
+        return str(file.bucket) if self.definition.is_primary_key_table else file.path
 
     def _merged(self, files: Sequence[DataFile], columns: Sequence[Column]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a PK table, one bucket after the other."""

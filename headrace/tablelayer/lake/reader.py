@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -17,6 +18,15 @@ from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.model.types.column_types import TypeKind
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a snapshot that is read alone: one or more data files. `key` names it within the snapshot."""
+
+    key: str
+    row_count: int
+    size_bytes: int
+
+
 class LakeReader(Protocol):
     """One table's copy in a lake, as of the construction of this object."""
 
@@ -26,18 +36,25 @@ class LakeReader(Protocol):
     def snapshots(self) -> pa.Table:
         """Return a row for each remaining snapshot, oldest first, in `snapshots_schema`."""
 
+    def past_states(self) -> Iterator[LakeState]:
+        """Yield the states of the remaining snapshots that tiering made, newest first."""
+
     def read(
         self,
         snapshot: int,
         columns: Sequence[Column],
         wanted: Filter | None = None,
         predicate: Predicate | None = None,
+        pieces: Collection[str] | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a snapshot for which `wanted` holds, in the table's own types.
 
         `columns` are all needed columns, including those of the filter. `predicate` must not be narrower than the
-        filter; it skips files that cannot have matching rows.
+        filter; it skips files that cannot have matching rows. `pieces` are keys: only these pieces are read.
         """
+
+    def pieces(self, snapshot: int, predicate: Predicate | None = None) -> list[Piece]:
+        """Return the pieces of a snapshot that may have rows for the predicate."""
 
 
 def snapshots_schema(definition: TableDefinition) -> pa.Schema:
@@ -64,23 +81,6 @@ def listed_offsets(offsets: Offsets) -> list[tuple[Any, Any]]:
         else:
             found[place] = offset
     return list(found.items())
-
-
-def offsets_of_listed(listed: Sequence[tuple[Any, Any]], places: Collection[Any]) -> dict[Any, int]:
-    """Return the offsets in a value of the column `offsets` of `snapshots_schema`.
-
-    The column knows a partition by its name. `places` are those of the partitions that are meant.
-    """
-    known = {(place.partition, place.bucket): place for place in places if isinstance(place, PartitionBucket)}
-    found: dict[Any, int] = {}
-    for key, value in listed:
-        if not isinstance(key, str):
-            found[key] = value
-            continue
-        for bucket, offset in value:
-            if (key, bucket) in known:
-                found[known[key, bucket]] = offset
-    return found
 
 
 def filtered(rows: pa.RecordBatch, wanted: Filter | None) -> pa.RecordBatch:

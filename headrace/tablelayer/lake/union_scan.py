@@ -23,7 +23,7 @@ filter is applied to the lake's rows as they are read, and to the tail only afte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -38,7 +38,7 @@ from headrace.tablelayer.lake.adapter import LakeError, LakeState, LogCutError, 
 from headrace.tablelayer.lake.catalogs import tiered_table
 from headrace.tablelayer.lake.change_source import TableChanges
 from headrace.tablelayer.lake.names import LAKE_SUFFIX, SNAPSHOTS_SUFFIX
-from headrace.tablelayer.lake.reader import LakeReader, filtered, offsets_of_listed
+from headrace.tablelayer.lake.reader import LakeReader, Piece, filtered
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.filters.conditions import DUCKDB, Predicate, expression_of, push_down
 from headrace.tablelayer.model.filters.filters import Filter, FilterLike, encode_filter
@@ -68,6 +68,7 @@ def union_scan(
     time_ms: int | None = None,
     only: Mapping[str, str] | None = None,
     until: Mapping[str, Mapping[int, int]] | None = None,
+    expired: bool = False,
 ) -> UnionScan:
     """Return the matching rows of `table`, pinned now: "db.t", or "db.t$lake" for the lake alone.
 
@@ -75,7 +76,7 @@ def union_scan(
     the table client's. `predicate` is the filter or a weaker form of it, used to skip files of the lake; for a filter
     in SQL it is derived. `warehouse` overrides the server's. `only` has texts of partition columns: other partitions
     are not read. `until` reads the table as it was at these offsets by partition ("" without partitions) and bucket,
-    and no other partition.
+    and no other partition, except with `expired` those that the server does not have any more.
 
     Raises LakeError when the table is not tiered; when its lake cannot be read here (pyiceberg is missing, or only
     Spark knows the warehouse's file system); or, for `$lake`, when the lake is still empty.
@@ -101,6 +102,7 @@ def union_scan(
                 state = replace(state, head=past_snapshot(lake, definition, snapshot, time_ms))
             return UnionScan(connection, definition, lake, state, None, columns, filter, predicate)
         # A round may have ended since then.
+        present = end
         end = {place: max(at, state.offsets.get(place, 0)) for place, at in end.items()}
         if until is not None:
             end = _ends_at(end, until)
@@ -113,7 +115,15 @@ def union_scan(
         if all(tail.reaches_back() for tail in tails):
             wanted, pruning = _in_partitions(definition, only, filter, predicate)
             scan = UnionScan(connection, definition, lake, state, tails, columns, wanted, pruning)
-            scan.without(hidden_partitions(state) if until is None else None)
+            if until is None:
+                scan.without(hidden_partitions(state))
+            elif expired:
+                later = {place.partition for place in present if isinstance(place, PartitionBucket)} - set(
+                    until
+                )
+                scan.without([*hidden_partitions(state), *later])
+            else:
+                scan.without(None)
             return scan
     raise LogCutError(
         f"the log of {definition.path} begins after the end of the lake's last round: the rows in between are missing"
@@ -149,12 +159,9 @@ def _state_at(
     """
     if state.committed is None or all(state.offsets.get(place, 0) <= at for place, at in end.items()):
         return state
-    for each in reversed(lake.snapshots().to_pylist()):
-        if each["offsets"] is None:
-            continue
-        offsets = offsets_of_listed(each["offsets"], end)
-        if all(offsets.get(place, 0) <= at for place, at in end.items()):
-            return LakeState(each["snapshot_id"], each["snapshot_id"], offsets, dropped=state.dropped)
+    for past in lake.past_states():
+        if all(past.offsets.get(place, 0) <= at for place, at in end.items()):
+            return replace(past, dropped=state.dropped)
     raise TableError(
         TableErrorCode.OUTSIDE_RETENTION,
         f"{definition.path} cannot be read at {dict(end)}: its log begins later, and no snapshot of its lake is as old",
@@ -252,6 +259,16 @@ def _earliest(
     return {bucket: min(earliest.get(_place(partition, bucket), 0), end) for bucket, end in ends.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """The moment of a union scan, for other processes: the lake's state, the log's ranges, names of partitions."""
+
+    state: LakeState
+    tails: Sequence[_Tail] | None
+    hidden: Sequence[str] = ()
+    read: Sequence[str] | None = None
+
+
 class UnionScan:
     """Union scan, see the module. Each iteration yields record batches in `schema` from the beginning."""
 
@@ -277,6 +294,7 @@ class UnionScan:
         self._predicate = found if predicate is None else predicate
         self._left_out: KeySet | None = None
         self._kept: KeySet | None = None
+        self.pinned = Pinned(state, tails)
         self.schema = pa.schema([schema.column(name).field() for name in self._names])
         self.snapshot = state.head
         self.offsets = dict(state.offsets)
@@ -290,9 +308,34 @@ class UnionScan:
             return
         if partitions is None:
             read = [tail.partition for tail in self._tails or ()]
-            self._kept = self._partition_set([each.name for each in read if each is not None])
+            names = [each.name for each in read if each is not None]
+            self._kept = self._partition_set(names)
+            self.pinned = replace(self.pinned, read=names)
         elif partitions:
             self._left_out = self._partition_set(partitions)
+            self.pinned = replace(self.pinned, hidden=list(partitions))
+
+    @classmethod
+    def of_pinned(
+        cls,
+        connection: Any,
+        definition: TableDefinition,
+        lake: LakeReader,
+        pinned: Pinned,
+        columns: Sequence[str],
+        wanted: FilterLike,
+    ) -> UnionScan:
+        """Return the scan of a moment that another process has pinned."""
+        scan = cls(connection, definition, lake, pinned.state, pinned.tails, columns, wanted)
+        scan.without(None if pinned.read is not None else pinned.hidden)
+        return scan
+
+    def pieces(self) -> list[Piece]:
+        """Return the pieces of the lake's half."""
+        head = self._state.head
+        if head is None or self._state.committed is None:
+            return []
+        return self._lake.pieces(head, self._predicate)
 
     def _partition_set(self, names: Sequence[str]) -> KeySet:
         columns = [self._definition.schema.column(key) for key in self._definition.partition_keys]
@@ -306,15 +349,20 @@ class UnionScan:
         )
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        for batch in self._rows():
-            if batch.num_rows:
-                yield pa.RecordBatch.from_arrays(
-                    [batch.column(name) for name in self._names], schema=self.schema
-                )
+        return self._selected(self._rows())
 
-    def lake_rows(self) -> Iterator[pa.RecordBatch]:
-        """Yield the lake's half of a log table's rows."""
-        for batch in self._of_lake(self._needed()):
+    def lake_rows(self, pieces: Collection[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield the lake's half of the rows, of these pieces alone."""
+        if self._definition.is_primary_key_table:
+            return self._selected(self._keyed_lake_rows(self._keyed_changes(), pieces))
+        return self._selected(self._of_lake(self._needed(), pieces))
+
+    def changed_rows(self) -> Iterator[pa.RecordBatch]:
+        """Yield the other rows of a primary-key table: those that the log has changed."""
+        return self._selected(self._changed_rows(self._keyed_changes()))
+
+    def _selected(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
             if batch.num_rows:
                 yield pa.RecordBatch.from_arrays(
                     [batch.column(name) for name in self._names], schema=self.schema
@@ -357,19 +405,30 @@ class UnionScan:
             for tail in self._tails or ():
                 yield from self._of(tail, self._log_rows)
             return
+        changes = self._keyed_changes()
+        yield from self._keyed_lake_rows(changes)
+        yield from self._changed_rows(changes)
+
+    def _keyed_changes(self) -> pa.Table | None:
+        return self._changes(self._needed(*self._definition.schema.primary_key))
+
+    def _keyed_lake_rows(
+        self, changes: pa.Table | None, pieces: Collection[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the lake's rows whose keys have not changed since."""
         key = self._definition.schema.primary_key
-        needed = self._needed(*key)
-        changes = self._changes(needed)
         changed = None if changes is None else KeySet(changes, key)
         late = _LateKeys(self)
-        for batch in self._of_lake(needed):
+        for batch in self._of_lake(self._needed(*key), pieces):
             rows = batch if changed is None else batch.filter(pc.invert(changed.contains(batch)))
             yield late.without(rows)
+
+    def _changed_rows(self, changes: pa.Table | None) -> Iterator[pa.RecordBatch]:
         if changes is not None:
             living = changes.filter(pc.invert(changes.column(DELETED_COLUMN))).drop_columns([DELETED_COLUMN])
             for batch in living.to_batches():
                 yield filtered(batch, self._filter)
-        for tail in self._tails:
+        for tail in self._tails or ():
             if tail.begin is None:
                 yield from self._of(tail, self._present)
 
@@ -387,14 +446,17 @@ class UnionScan:
     def partition_set(self, names: Sequence[str]) -> KeySet:
         return self._partition_set(names)
 
-    def _of_lake(self, needed: Sequence[Column]) -> Iterator[pa.RecordBatch]:
+    def _of_lake(
+        self, needed: Sequence[Column], pieces: Collection[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
         if self._state.head is None or (self._tails is not None and self._state.committed is None):
             return
         if self._left_out is not None or self._kept is not None:
             names = [column.name for column in needed]
             more = [key for key in self._definition.partition_keys if key not in names]
             needed = [*needed, *(self._definition.schema.column(key) for key in more)]
-        for batch in self._lake.read(self._state.head, needed, self._filter, self._predicate):
+        chosen: Any = () if pieces is None else (pieces,)
+        for batch in self._lake.read(self._state.head, needed, self._filter, self._predicate, *chosen):
             rows = batch
             if self._left_out is not None:
                 rows = rows.filter(pc.invert(self._left_out.contains(rows)))

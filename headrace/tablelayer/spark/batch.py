@@ -13,6 +13,7 @@ from headrace.tablelayer.spark.options import ReadOptions
 from headrace.tablelayer.spark.planning import (
     SplitPartition,
     partitions_needed,
+    parts_of_both,
     plan_read,
     read_partition,
     resolve,
@@ -40,9 +41,11 @@ class HeadraceReader(DataSourceReader):
         self.read_plan = plan_read(options, definition, names)
         self.options = options
 
-    def partitions(self) -> list[SplitPartition]:
+    def partitions(self) -> list[InputPartition]:
         definition = self.read_plan.definition
         table = open_table(self.options.bootstrap, definition)
+        if self._is_whole and table.reads_lake():
+            return self._parts_of_both(table)
         if not definition.is_partitioned:
             splits = self._splits(table, self.options.min_partitions)
         else:
@@ -82,6 +85,29 @@ class HeadraceReader(DataSourceReader):
             )
             splits += [replace(split, partition=each) for split in found]
         return splits
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether the lake's rows belong to this read: it is of the plain name, from the table's beginning."""
+        options = self.options
+        return (
+            options.mode == "current" and options.start in (None, "earliest") and options.scan_mode == "full"
+        )
+
+    def _parts_of_both(self, table: Any) -> list[InputPartition]:
+        place = self.options.end
+        existing = table.partitions() if table.definition.is_partitioned else []
+        ends: dict[str, dict[int, int]] | None = None
+        if place != "latest":
+            is_whole = not table.definition.is_partitioned
+            ends = {"": resolve(table, place)} if is_whole else resolve_partitions(table, place, existing)
+        return parts_of_both(
+            self.options,
+            self.read_plan,
+            partitions_needed(table.definition, existing, self.options.predicate),
+            ends,
+            expired=ends is None or self.options.of_now,
+        )
 
     @property
     def _of_state(self) -> bool:

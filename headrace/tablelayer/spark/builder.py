@@ -91,6 +91,8 @@ class TableBuilder:
         reader = self.spark.read.format("headrace").options(**server_options(self.bootstrap))
         reader = reader.option("table", self.path).option("mode", self.mode)
         reader = reader.option("ending.offsets", json.dumps(self._pinned(definition)))
+        if self.end is None and self.mode == "current":
+            reader = reader.option("ofNow", "true")
         wanted = self.columns
         if wanted:
             named = [name for name in METADATA_FIELDS if any(name in each for each in self.predicates)]

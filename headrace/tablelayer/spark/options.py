@@ -30,6 +30,8 @@ Mode = Literal["current", "changelog", "upsert"]
 WriteMode = Literal["append", "upsert", "delete", "partial"]
 Delivery = Literal["exactly-once", "at-least-once"]
 AvailableNow = Literal["false", "true", "capped"]
+ScanMode = Literal["full", "log"]
+"""Whether a read of a whole table takes from the lake what has left the log."""
 View = Literal["", "lake", "snapshots"]
 """Part of a table to read: the table itself, its lake alone, or the lake's snapshots."""
 Place = str | int | Offsets | PartitionOffsets
@@ -39,7 +41,7 @@ Place = str | int | Offsets | PartitionOffsets
 _READ = (
     "bootstrap.servers", "table", "columns", "mode", "where", "limit", "startingOffsets", "endingOffsets",
     "startingTimestamp", "endingTimestamp", "maxOffsetsPerTrigger", "availableNow", "failOnDataLoss",
-    "minPartitions", "maxRecordsPerPartition", "snapshot", "path",
+    "minPartitions", "maxRecordsPerPartition", "snapshot", "scan.mode", "ofNow", "path",
 )  # fmt: skip
 _WRITE = (
     "bootstrap.servers", "table", "write.mode", "columns", "row.kind.column", "delivery", "txnAppId",
@@ -84,6 +86,9 @@ class ReadOptions:
     view: View = ""
     snapshot: int | None = None
     """Lake snapshot to read; for the lake alone."""
+    scan_mode: ScanMode = "full"
+    of_now: bool = False
+    """Whether the ending offsets are those of the moment when the frame was made: expired partitions belong to it."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
@@ -135,6 +140,8 @@ class ReadOptions:
             max_records=given.number("maxRecordsPerPartition", 1) or _MAX_RECORDS_PER_PARTITION,
             view=view,
             snapshot=given.number("snapshot", 1),
+            scan_mode=cast(ScanMode, given.choice("scan.mode", ("full", "log"), "full")),
+            of_now=given.flag("ofNow", default=False),
         )
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
+from headrace.tablelayer import plugins
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.filters.conditions import Predicate, arrow_expression, columns_of
 from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.model.table.partitions import Partition
 from headrace.tablelayer.spark.options import PartitionOffsets, Place, ReadOptions
 from headrace.tablelayer.spark.positions import Offsets
-from headrace.tablelayer.spark.splits import Split, TableRead, read_split
+from headrace.tablelayer.spark.splits import Split, TableRead, plan_splits, read_split
 from headrace.tablelayer.spark.types import METADATA_FIELDS, choose_columns
 
 
@@ -109,6 +111,33 @@ def resolve_partitions(
     return {name: dict(cast(PartitionOffsets, place)[name]) for name in known if name in place}
 
 
+def parts_of_both(
+    options: ReadOptions,
+    read: TableRead,
+    partitions: Sequence[Partition],
+    ends: Mapping[str, Mapping[int, int]] | None,
+    *,
+    expired: bool,
+) -> list[InputPartition]:
+    """Return tasks for the lake's rows, and splits of the log from where they end.
+
+    `ends` are offsets by partition ("" without partitions) and bucket; None: the present ends. `partitions` are those
+    whose log is read. `expired`: the lake's rows of partitions that the server does not have belong to it.
+    """
+    both = plugins.union_parts(options, read, ends, expired)
+    found: list[InputPartition] = list(both.parts)
+    if read.definition.is_primary_key_table:
+        return found
+    known = {each.name: each for each in partitions}
+    for name, starts in both.log_starts.items():
+        if not read.definition.is_partitioned or name in known:
+            splits = plan_splits(
+                starts, both.log_ends[name], min_count=options.min_partitions, max_rows=options.max_records
+            )
+            found += [SplitPartition(replace(split, partition=known.get(name))) for split in splits]
+    return found
+
+
 def _check_buckets(path: Any, offsets: Offsets, count: int) -> None:
     unknown = [bucket for bucket in offsets if not 0 <= bucket < count]
     if unknown:
@@ -119,7 +148,9 @@ def _check_buckets(path: Any, offsets: Offsets, count: int) -> None:
 
 def read_partition(read: TableRead, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """Read a partition, on the worker."""
-    if isinstance(partition, SplitPartition):
-        split = partition.split
-        if split.end_offset > (0 if split.state else split.start_offset):
-            yield from read_split(read, split)
+    if not isinstance(partition, SplitPartition):
+        yield from plugins.read_union_part(read, partition)
+        return
+    split = partition.split
+    if split.end_offset > (0 if split.state else split.start_offset):
+        yield from read_split(read, split)

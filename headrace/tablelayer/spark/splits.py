@@ -183,17 +183,22 @@ def read_split(read: TableRead, split: Split) -> Iterator[pa.RecordBatch]:
 
 def _read_split(read: TableRead, split: Split) -> Iterator[pa.RecordBatch]:
     table = open_table(read.bootstrap, read.definition)
-    schema = read.arrow_schema()
     if split.state:
         rows = _state_rows(table, read, split)
     elif read.mode == "last":
+        schema = read.arrow_schema()
         for batch in _last_rows_of_range(table, read, split):
             yield conform(batch, schema)
         return
     else:
         rows = _log_rows(table, read, split)
+    yield from finished(read, split.bucket, rows)
+
+
+def finished(read: TableRead, bucket: int, rows: Iterable[Rows]) -> Iterator[pa.RecordBatch]:
+    """Yield a task's rows, filtered and limited, in `read.arrow_schema()`."""
     left = read.limit
-    for batch in _coalesced(_finished(read, split.bucket, rows, schema), left):
+    for batch in _coalesced(_finished(read, bucket, rows, read.arrow_schema()), left):
         if 0 <= left < batch.num_rows:
             batch = batch.slice(0, left)
         left -= batch.num_rows if left >= 0 else 0

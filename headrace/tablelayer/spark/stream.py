@@ -3,7 +3,9 @@
     spark.readStream.format("headrace").option("table", "db.t").option("mode", "upsert")...
 
 - **Start**: a PK table begins with its state at the moment of the first micro-batch and continues with every later
-  change, without gap or overlap (`startingOffsets=full`, its default). A log table begins at its earliest offset.
+  change, without gap or overlap (`startingOffsets=full`, its default). A log table begins at its earliest offset. If
+  its log lacks rows that are in the lake, the first micro-batch has all rows of lake and log, as `full` has them, and
+  the stream goes on in the log. `scan.mode=log` reads the log alone.
 - **Checkpoint**: Spark keeps the offsets; a restart reads the same ranges again. It also keeps the table's id: a
   table that was dropped and created again under the same name is an error, not a continuation.
 - **Admission**: `maxOffsetsPerTrigger` bounds a micro-batch. The state that opens a "full" stream is one micro-batch
@@ -45,6 +47,7 @@ from headrace.tablelayer.spark.options import ReadOptions
 from headrace.tablelayer.spark.planning import (
     SplitPartition,
     partitions_needed,
+    parts_of_both,
     plan_read,
     read_partition,
     resolve,
@@ -103,7 +106,7 @@ class RefusedStreamReader(DataSourceStreamReader):
     def latestOffset(self, *_: Any) -> dict[str, Any]:  # noqa: N802 - Spark's name
         raise self.error
 
-    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[SplitPartition]:
+    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
         raise self.error
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -142,14 +145,10 @@ class HeadraceStreamReader(DataSourceStreamReader):
                 f"a stream of {definition.path}, which has a primary key, needs mode 'upsert' (+I +U -D in"
                 " _change_type) or 'changelog' (-U too): rows alone cannot show what was deleted"
             )
-        if options.start == "full" and not definition.is_primary_key_table:
-            raise ValueError(f"{definition.path} is a log table: it has no state; start at 'earliest'")
         if options.limit >= 0:
             raise ValueError("'limit' applies to batches: a stream has no end")
         self.read_plan = plan_read(options, definition, names)
-        self._begins_full = options.start == "full" or (
-            options.start is None and definition.is_primary_key_table
-        )
+        self._begins_full = definition.is_primary_key_table and options.start in (None, "full")
         self._initial: Any = None
         self._at: Any = None
         self._pinned: Any = None
@@ -164,8 +163,8 @@ class HeadraceStreamReader(DataSourceStreamReader):
 
     def _initial_offset(self) -> dict[str, Any]:
         if self._initial is None:
-            start = self.options.start or "earliest"
-            if self._begins_full:
+            start = self._start
+            if self._begins_full or self._begins_in_lake(self._table()):
                 self._initial = Position(self._table_id, {}, "full", initial=True)
             else:
                 table = self._table()
@@ -253,18 +252,51 @@ class HeadraceStreamReader(DataSourceStreamReader):
                 self.options.table,
             )
 
+    @property
+    def _start(self) -> Any:
+        start = self.options.start
+        return "earliest" if start is None or start == "full" else start
+
+    @property
+    def _takes_lake(self) -> bool:
+        """Whether this is a stream of a log table's rows from their beginning, which may be in the lake."""
+        options, definition = self.options, self.read_plan.definition
+        return (
+            not definition.is_primary_key_table
+            and definition.settings.datalake_enabled
+            and options.mode == "current"
+            and options.start in (None, "full", "earliest")
+            and options.scan_mode == "full"
+        )
+
+    def _begins_in_lake(self, table: Any) -> bool:
+        return self._takes_lake and bool(table.reads_lake())
+
+    def _whole(
+        self, table: Any, ends: Mapping[str, Offsets], partitions: Sequence[Partition], *, expired: bool
+    ) -> list[InputPartition] | None:
+        """Return the tasks for all rows up to these ends, of lake and log; None if the server has all of them."""
+        if self.options.scan_mode == "log" or not table.reads_lake():
+            return None
+        return parts_of_both(self.options, self.read_plan, partitions, ends, expired=expired)
+
     # -- splits ----------------------------------------------------------------------------------------------
 
-    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[SplitPartition]:
+    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
         first, last = Position.from_json(start), Position.from_json(end)
         for position in (first, last):
             self._check_table(position)
         self._resume(last)
         begin = batch_start(first, last)
-        if isinstance(begin, str):
+        table = open_table(self.options.bootstrap, self.read_plan.definition)
+        if isinstance(begin, str) and self.read_plan.definition.is_primary_key_table:
             splits = state_splits(last.offsets)
         else:
-            table = open_table(self.options.bootstrap, self.read_plan.definition)
+            if isinstance(begin, str):
+                whole = self._whole(table, {"": last.offsets}, (), expired=True)
+                if whole is not None:
+                    return whole or [SplitPartition(Split(0, 0, 0))]
+                begin = dict.fromkeys(last.offsets, 0)
             splits = plan_splits(
                 self._still_there(table, begin, last.offsets),
                 last.offsets,
@@ -337,10 +369,10 @@ class PartitionedStreamReader(HeadraceStreamReader):
     def _initial_offset(self) -> dict[str, Any]:
         if self._initial is None:
             began: dict[str, PartitionAt] = {}
-            if not self._begins_full:
-                table = self._table()
+            table = self._table()
+            if not self._begins_full and not self._begins_in_lake(table):
                 present = self._present(table)
-                start = self.options.start or "earliest"
+                start = self._start
                 found = resolve_partitions(table, "earliest", present)
                 if start != "earliest":
                     for name, given in resolve_partitions(table, start, present).items():
@@ -370,7 +402,8 @@ class PartitionedStreamReader(HeadraceStreamReader):
             self._pinned = self._pinned or latest
             latest = {name: end for name, end in self._pinned.items() if name in latest}
         known = {name: each for name, each in at.partitions.items() if self._same(each, latest.get(name))}
-        full = self._read_in_full(table, [name for name in latest if name not in known], at.initial)
+        new = [name for name in latest if name not in known]
+        full = self._read_in_full(table, new, at.initial and not at.began)
         begins = {
             (name, bucket): known[name].offsets.get(bucket, 0) if name in known else 0
             for name, each in latest.items()
@@ -395,7 +428,7 @@ class PartitionedStreamReader(HeadraceStreamReader):
             self._at = end
         return end.to_json()
 
-    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[SplitPartition]:
+    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
         first, last = PartitionedPosition.from_json(start), PartitionedPosition.from_json(end)
         for position in (first, last):
             self._check_table(position)
@@ -403,6 +436,7 @@ class PartitionedStreamReader(HeadraceStreamReader):
         table = open_table(self.options.bootstrap, self.read_plan.definition)
         present = {each.name: each for each in table.partitions()}
         splits: list[Split] = []
+        whole: dict[str, Offsets] = {}
         ranges = list(partition_starts(first, last))
         least = -(-self.options.min_partitions // max(1, len(ranges)))
         for name, at, begin in ranges:
@@ -413,11 +447,25 @@ class PartitionedStreamReader(HeadraceStreamReader):
                 )
                 continue
             if isinstance(begin, str):
-                found = state_splits(at.offsets)
-            else:
-                found = self._planned(table, partition, begin, at.offsets, least)
+                whole[name] = at.offsets
+                continue
+            found = self._planned(table, partition, begin, at.offsets, least)
             splits += [replace(split, partition=partition) for split in found]
-        return [SplitPartition(split) for split in splits or [Split(0, 0, 0)]]
+        is_first = first.initial and not last.began
+        parts: list[InputPartition] | None = None
+        if whole or is_first:
+            parts = self._whole(table, whole, list(present.values()), expired=is_first)
+        if parts is None:
+            for name, ends in whole.items():
+                splits += [replace(split, partition=present[name]) for split in self._of_server(ends)]
+        found_parts: list[InputPartition] = [*(parts or ()), *(SplitPartition(split) for split in splits)]
+        return found_parts or [SplitPartition(Split(0, 0, 0))]
+
+    def _of_server(self, ends: Offsets) -> list[Split]:
+        """Return the splits of a partition whose rows are all on the server."""
+        if self.read_plan.definition.is_primary_key_table:
+            return state_splits(ends)
+        return plan_splits({}, ends, max_rows=self.options.max_records)
 
     def _planned(
         self, table: Any, partition: Partition, begin: Offsets, end: Offsets, least: int
@@ -457,7 +505,7 @@ class PartitionedStreamReader(HeadraceStreamReader):
 
     def _read_in_full(self, table: Any, names: Sequence[str], initial: bool) -> set[str]:
         """Return the new partitions whose read begins with their state."""
-        if not self._begins_full or not names:
+        if not (self._begins_full or self._takes_lake) or not names:
             return set()
         if initial:
             return set(names)

@@ -96,13 +96,15 @@ class _Names:
         return self._names
 
 
-def _rows(reader: Any, splits: list[SplitPartition]) -> int:
+def _rows(reader: Any, splits: list[Any]) -> int:
     """Return the number of rows at most; for a PK table approximately."""
-    if any(each.split.state for each in splits):
+    of_lake: int = sum(each.row_count for each in splits if not isinstance(each, SplitPartition))
+    of_log = [each.split for each in splits if isinstance(each, SplitPartition)]
+    if any(split.state for split in of_log):
         table = open_table(reader.options.bootstrap, reader.read_plan.definition)
         return int(table.count())
-    rows: int = sum(each.split.end_offset - each.split.start_offset for each in splits)
-    return rows
+    rows: int = sum(split.end_offset - split.start_offset for split in of_log)
+    return of_lake + rows
 
 
 def _width(kind: pa.DataType) -> int:

@@ -10,10 +10,12 @@ import asyncio
 import itertools
 import json
 import os
+import pickle
 import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -21,6 +23,7 @@ import duckdb
 import httpx
 import pyarrow as pa
 import pytest
+from pyspark import cloudpickle
 from typer.testing import CliRunner
 
 from headrace.tablelayer import plugins
@@ -35,9 +38,15 @@ from headrace.tablelayer.lake.adapter import LogCutError
 from headrace.tablelayer.model.errors import TableError
 from headrace.tablelayer.model.lake.offsets import PartitionBucket
 from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.spark.batch import HeadraceReader
+from headrace.tablelayer.spark.builder import table as open_builder
+from headrace.tablelayer.spark.options import ReadOptions
+from headrace.tablelayer.spark.sessions import activate
+from headrace.tablelayer.spark.stream import stream_reader
 from headrace.tablelayer.tests.cli.conftest import ROOT
 from headrace.tablelayer.tests.client.conftest import BrokerThread
 from headrace.tablelayer.tests.lake.tier_by_pyiceberg import Tierer
+from headrace.tablelayer.tests.spark.spark_tables import load, read_available, stream
 
 Row = tuple[int, int | None, str]
 _names = itertools.count()
@@ -482,3 +491,181 @@ def test_a_client_without_the_lakes_packages_refuses_with_what_to_install(
         pytest.raises(ClientError, match=r"needs x, .*headrace\[lake\].*scan_mode='log'"),
     ):
         world.table.count()
+
+
+def by_python_source(server: CuttingBroker, world: World, names: list[str], **options: str) -> list[Any]:
+    """Return rows as Spark's batch reader gives them: planned once, each task read by itself from its pickled form."""
+    given = {"bootstrap.servers": server.address, "table": world.path, **options}
+    reader = HeadraceReader(ReadOptions.parse(given), names)
+    parts = [pickle.loads(pickle.dumps(each)) for each in reader.partitions()]
+    reader = cloudpickle.loads(cloudpickle.dumps(reader))
+    return [row for each in parts for batch in reader.read(each) for row in batch.to_pylist()]
+
+
+@pytest.mark.parametrize(("partitioned", "keyed"), [(False, False), (True, False), (True, True)])
+def test_sparks_batches_have_all_rows(
+    server: CuttingBroker, client: Connection, partitioned: bool, keyed: bool
+) -> None:
+    world = World(server, client, partitioned=partitioned, keyed=keyed)
+    world.append(30)
+    world.tier()
+    world.append(12)
+    world.tier()
+    world.expire()
+    world.append(5)
+    if partitioned:
+        world.expire_partition("b")
+        world.write([(100, 1, "b"), *([(1, 8, "b")] if keyed else [])])
+    if keyed:
+        world.change(random.Random(SEED))
+    every = sorted(world.rows)
+    names = ["id", "n", "day"]
+
+    def read(**options: str) -> list[Row]:
+        return sorted(tuple(row.values()) for row in by_python_source(server, world, names, **options))
+
+    assert read() == read(minPartitions="4") == every
+    assert read(where=json.dumps([">=", "n", 4])) == [
+        row for row in every if row[1] is not None and row[1] >= 4
+    ]
+    assert read(where=json.dumps(["=", "day", "b"])) == [row for row in every if row[2] == "b"]
+    days = by_python_source(server, world, ["day"])
+    assert sorted(each["day"] for each in days) == sorted(row[2] for row in every)
+    assert 0 < len(read(limit="2")) <= len(every)
+    at = world.table.partition_offsets("latest") if partitioned else world.table.offsets("latest")
+    pinned = {"endingOffsets": json.dumps(at), "ofNow": "true"}
+    assert read(**pinned) == every
+    world.append(6)
+    if not keyed:
+        world.tier()  # reads of the pinned moment take the snapshot before
+    assert read(**pinned) == every
+    assert len(read(**{"scan.mode": "log"})) < len(every)
+
+
+def test_a_file_of_the_lake_is_read_by_one_task(server: CuttingBroker, client: Connection) -> None:
+    world = World(server, client)
+    for _ in range(3):
+        world.append(10)
+        world.tier()
+    world.expire()
+    given = {"bootstrap.servers": server.address, "table": world.path, "minPartitions": "3"}
+    parts = HeadraceReader(ReadOptions.parse(given), ["id"]).partitions()
+    files = [file for each in parts for file in each.pieces]
+    assert len(parts) == 3
+    assert len(files) == len(set(files)) == 3
+    assert sum(each.row_count for each in parts) == 30
+
+
+class Query:
+    """A streaming query of Spark's, driven by hand: each batch is planned, read and counted as done."""
+
+    def __init__(self, server: CuttingBroker, world: World, **options: str) -> None:
+        self.given = {"bootstrap.servers": server.address, "table": world.path, **options}
+        self.names = ["id", "n", "day"]
+        self.reader = stream_reader(ReadOptions.parse(self.given), self.names)
+        self.at = self.last = self.reader.initialOffset()
+
+    def plan(self) -> list[Any]:
+        """Plan the next batch without reading it, as a query that is killed then."""
+        self.end = self.reader.latestOffset()
+        return self.reader.partitions(self.at, self.end)
+
+    def batch(self) -> list[Row]:
+        rows = self.rows(self.plan())
+        self.last, self.at = self.at, self.end
+        return rows
+
+    def rows(self, parts: list[Any]) -> list[Row]:
+        found = [pickle.loads(pickle.dumps(each)) for each in parts]
+        return sorted(rows for each in found for batch in self.reader.read(each) for rows in rows_of(batch))
+
+    def again(self) -> list[Row]:
+        """Start another process with the checkpoint; it repeats the last batch."""
+        self.reader = stream_reader(ReadOptions.parse(self.given), self.names)
+        return self.rows(self.reader.partitions(self.last, json.loads(json.dumps(self.at))))
+
+
+@pytest.mark.parametrize("start", ["full", "earliest"])
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_a_stream_reads_the_lake_and_goes_on_in_the_log(
+    server: CuttingBroker, client: Connection, partitioned: bool, start: str
+) -> None:
+    world = World(server, client, partitioned=partitioned)
+    world.append(30)
+    world.tier()
+    world.expire()
+    world.append(5)
+    if partitioned:
+        world.expire_partition("b")
+        world.write([(100, 1, "b")])
+    query, seen = Query(server, world, startingOffsets=start), sorted(world.rows)
+    assert query.batch() == seen
+    assert query.again() == seen, "the same, by another process"
+    world.tier()
+    world.append(6)
+    assert query.again() == seen, "an older snapshot of the lake"
+    assert query.batch() == sorted(set(world.rows) - set(seen))
+    seen = sorted(world.rows)
+    world.write([(300, 3, "d")])
+    assert query.batch() == [(300, 3, "d")]
+    assert query.batch() == []
+    newest = Query(server, world, startingOffsets=start, **{"scan.mode": "log"}).batch()
+    assert 0 < len(newest) < len(world.rows)
+
+
+def test_a_stream_of_a_key_begins_with_the_rows_of_expired_partitions(
+    server: CuttingBroker, client: Connection
+) -> None:
+    world = World(server, client, partitioned=True, keyed=True)
+    world.append(30)
+    world.expire_partition("b")
+    world.write([(1, 8, "b"), (100, 1, "b")])
+    query = Query(server, world, mode="upsert")
+    assert query.batch() == sorted(world.rows)
+    assert query.again() == sorted(world.rows)
+    world.write([(100, 7, "b")])
+    assert query.batch() == [(100, 7, "b")]
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.xdist_group("spark")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("keyed", [False, True])
+def test_spark_has_all_rows_by_catalog_and_by_format(
+    spark: Any, server: CuttingBroker, client: Connection, keyed: bool, tmp_path: Path
+) -> None:
+    world = World(server, client, partitioned=True, keyed=keyed)
+    world.append(30)
+    world.tier()
+    world.expire()
+    world.expire_partition("b")
+    world.append(7)
+    every = sorted(world.rows)
+    of_b = [row for row in every if row[2] == "b" and row[1] is not None and row[1] > 2]
+    session = spark.newSession()
+    try:
+        session.conf.set("spark.headrace.bootstrap.servers", server.address)
+
+        def rows(text: str) -> list[Any]:
+            return sorted(
+                tuple(row) for row in session.sql(text.format(t=f"headrace.{world.path}")).collect()
+            )
+
+        assert rows("SELECT * FROM {t}") == every
+        assert rows("SELECT * FROM {t} WHERE day = 'b' AND n > 2") == of_b
+        assert rows("SELECT count(*), count(n), max(id) FROM {t}") == [
+            (len(every), sum(row[1] is not None for row in every), every[-1][0])
+        ]
+        assert len(rows("SELECT id FROM {t} LIMIT 4")) == 4
+    finally:
+        activate(spark)
+    assert sorted(tuple(row) for row in load(spark, server.address, world.path).collect()) == every
+    built = open_builder(spark, world.path, server.address).select("id").where("day = 'b' AND n > 2").to_df()
+    assert sorted(row.id for row in built.collect()) == [row[0] for row in of_b]
+    if not keyed:
+        frame = stream(spark, server.address, world.path)
+        assert sorted(tuple(row) for row in read_available(frame, tmp_path)) == every
+        world.append(5)
+        new = sorted(world.rows)[-5:]
+        assert sorted(tuple(row) for row in read_available(frame, tmp_path)) == new

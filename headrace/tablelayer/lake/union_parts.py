@@ -1,0 +1,105 @@
+"""A table's plain name in Spark's Python source and catalog: the lake's half of a batch, as tasks of their own.
+
+The driver pins the lake's snapshot and the log's offsets (`union_parts`). A task reads some data files of the lake. The
+log's half of a log table is ordinary splits from the tiered offsets on. For a primary-key table each task leaves out
+the keys that changed after the snapshot, which it reads from the log itself; one more task reads the changed rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from headrace.tablelayer.lake.catalogs import tiered_table
+from headrace.tablelayer.lake.reader import Piece
+from headrace.tablelayer.lake.union_scan import Pinned, UnionScan, union_scan
+from headrace.tablelayer.model.batches.batch import ChangeType
+from headrace.tablelayer.spark.options import ReadOptions
+from headrace.tablelayer.spark.splits import Rows, TableRead, finished
+from headrace.tablelayer.spark.worker import connection
+
+_TASK_BYTES = 64 << 20
+"""Size of the data files of a task, about."""
+_NO_BUCKET = -1
+
+
+class UnionPart(InputPartition):
+    """Some data files of the lake (None: the changed rows of a primary-key table), at a pinned moment.
+
+    `row_count` is the number of rows in these files.
+    """
+
+    def __init__(self, pinned: Pinned, pieces: Sequence[str] | None, row_count: int) -> None:
+        super().__init__(None)
+        self.pinned = pinned
+        self.pieces = pieces
+        self.row_count = row_count
+
+
+@dataclass(frozen=True, slots=True)
+class UnionParts:
+    """The tasks of the lake's half, and the log's half, from `log_starts` to `log_ends` by part and bucket."""
+
+    parts: list[UnionPart]
+    log_starts: Mapping[str, Mapping[int, int]]
+    log_ends: Mapping[str, Mapping[int, int]]
+
+
+def union_parts(
+    options: ReadOptions, read: TableRead, until: Mapping[str, Mapping[int, int]] | None, expired: bool
+) -> UnionParts:
+    """Plan and pin a read up to the offsets `until`, see `union_scan`. Raises LakeError, TableError."""
+    client = connection(options.bootstrap)
+    scan = union_scan(
+        client,
+        str(read.definition.path),
+        read.needed(),
+        read.predicate,
+        until=until,
+        expired=expired,
+    )
+    groups = list(_grouped(scan.pieces(), options.min_partitions))
+    pinned = scan.pinned
+    parts = [
+        UnionPart(pinned, [each.key for each in group], sum(each.row_count for each in group))
+        for group in groups
+    ]
+    if read.definition.is_primary_key_table:
+        parts.append(UnionPart(pinned, None, 0))
+    return UnionParts(parts, scan.log_starts, scan.log_ends)
+
+
+def _grouped(pieces: Sequence[Piece], least: int) -> Iterator[list[Piece]]:
+    """Group data files to about `_TASK_BYTES`, or to smaller groups if there would be fewer than `least`."""
+    target = min(_TASK_BYTES, max(1, sum(each.size_bytes for each in pieces) // max(1, least)))
+    group: list[Piece] = []
+    for piece in pieces:
+        group.append(piece)
+        if sum(each.size_bytes for each in group) >= target:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def read_part(read: TableRead, part: UnionPart) -> Iterator[pa.RecordBatch]:
+    """Yield a task's rows, in `read.arrow_schema()`, on the worker."""
+    client = connection(read.bootstrap)
+    tiered = tiered_table(client, str(read.definition.path), None)
+    scan = UnionScan.of_pinned(
+        client,
+        read.definition,
+        tiered.catalog.reader(read.definition),
+        part.pinned,
+        read.needed(),
+        read.predicate,
+    )
+    is_keyed = read.definition.is_primary_key_table
+    change = ChangeType.INSERT if is_keyed else ChangeType.APPEND
+    batches = scan.changed_rows() if part.pieces is None else scan.lake_rows(part.pieces)
+    rows = (Rows(batch, np.full(batch.num_rows, change, np.uint8), None, None) for batch in batches)
+    yield from finished(read, _NO_BUCKET, rows)
