@@ -311,7 +311,13 @@ class Writes:
         what = f"{'DISTINCT ' if distinct else ''}{', '.join(chosen)}"
         rows = self._query(self._analyze(f"SELECT {what} FROM {path} {beside}{where}")).rows
         assert rows is not None
-        return rows
+        if not (table.definition.is_partitioned and table.reads_lake()):
+            return rows
+        # Rows that only the lake has, those of expired partitions, cannot be changed.
+        rows = pa.table(rows)
+        key = list(table.definition.schema.primary_key)
+        keys = rows.select(range(len(key))).rename_columns(key)
+        return rows.filter(pa.array(table.lookup(keys, columns=key)[0]))
 
     def truncate(self, statement: Truncate) -> int:
         """Delete all rows: those of a primary-key table one by one, for its readers; a log table's log is cut."""

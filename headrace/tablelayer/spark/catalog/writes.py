@@ -40,7 +40,7 @@ from headrace.tablelayer.spark.catalog.requests import (
     text_of,
 )
 from headrace.tablelayer.spark.key_set import KeySet
-from headrace.tablelayer.spark.options import ReadOptions, WriteOptions
+from headrace.tablelayer.spark.options import ReadOptions, WriteOptions, plain
 from headrace.tablelayer.spark.sink import (
     Sink,
     StagedMessage,
@@ -94,6 +94,8 @@ class Statement:
     overwrite: Overwrite | None = None
     predicate: Predicate | None = None
     """Condition of an overwrite "where"."""
+    chosen: tuple[str, ...] | None = None
+    """Columns of the rows that a partial update writes; the others have Spark's filler. None: all."""
 
     @property
     def definition(self) -> TableDefinition:
@@ -107,7 +109,10 @@ class Statement:
                     changes.put(batch)
                 return changes.finish()
         if self.overwrite is None:
-            return self.sink.stage(iter(batches), self.writer, batch_id)
+            given = iter(batches)
+            if self.chosen is not None:
+                given = (batch.select(list(self.chosen)) for batch in batches)
+            return self.sink.stage(given, self.writer, batch_id)
         staged = StagedRows(self.sink.plan, self.writer, batch_id)
         try:
             keys = [self._keys(staged.put(batch)) for batch in batches]
@@ -173,7 +178,7 @@ class Statement:
                 return
             predicate = partitions_predicate(kept, self.definition.partition_keys)
         plan = self.sink.plan
-        given = {"bootstrap.servers": "-", "table": str(plan.definition.path)}
+        given = {"bootstrap.servers": "-", "table": str(plan.definition.path), "scan.mode": "log"}
         if predicate is not None:
             given["where"] = json.dumps(predicate)
         options = replace(ReadOptions.parse(given), bootstrap=ConnectionSettings.make(plan.bootstrap))
@@ -291,7 +296,8 @@ def partitions_predicate(rows: pa.Table, keys: Sequence[str]) -> Predicate:
 def begin_write(request: Request) -> str:
     """Return the writer of one statement, or of a query's micro-batches (`query`: its id).
 
-    Spark's schema is that of the rows; rows with ROW_KIND_COLUMN are changes.
+    Spark's schema is that of the rows; rows with ROW_KIND_COLUMN are changes. `left_out` are columns that an INSERT
+    does not name: existing rows keep their values, unless the option `write.mode` is `upsert`.
     """
     schema = StructType.fromJson(json.loads(request["schema"]))
     given = table_options(request)
@@ -299,7 +305,9 @@ def begin_write(request: Request) -> str:
     if by_change:
         given["row.kind.column"] = ROW_KIND_COLUMN
         schema = StructType([field for field in schema.fields if field.name != CHANGED_COLUMN])
-    options = WriteOptions.parse(given)
+    options, chosen = _of_insert(given, schema, request.get("left_out"))
+    if chosen is not None:
+        schema = StructType([field for field in schema.fields if field.name in chosen])
     overwrite = request.get("overwrite")
     if overwrite is not None:
         definition = table_definition(request)
@@ -315,9 +323,26 @@ def begin_write(request: Request) -> str:
     query = request.get("query")
     identity = batch_identity(options) if query is None else (stream_identity(query), 0, False)
     predicate = request.get("predicate")
-    return text_of(
-        Statement(sink, *identity, by_change, overwrite, None if predicate is None else json.loads(predicate))
+    condition = None if predicate is None else json.loads(predicate)
+    return text_of(Statement(sink, *identity, by_change, overwrite, condition, chosen))
+
+
+def _of_insert(
+    given: dict[str, str], schema: StructType, left_out: Sequence[str] | None
+) -> tuple[WriteOptions, tuple[str, ...] | None]:
+    """Return the options of a write, and the columns that it writes; None: all of them."""
+    if left_out is None:
+        return WriteOptions.parse(given), None
+    stated = next(
+        (value.lower() for name, value in given.items() if plain(name) == plain("write.mode")), None
     )
+    if stated not in (None, "partial") or not (left_out or stated):
+        return WriteOptions.parse(given), None
+    if any(plain(name) == "columns" for name in given):
+        raise ValueError("the option 'columns' is for df.write: an INSERT names its columns in the statement")
+    names = tuple(name for name in schema.fieldNames() if name not in left_out)
+    others = {name: value for name, value in given.items() if plain(name) != plain("write.mode")}
+    return replace(WriteOptions.parse(others), mode="partial", columns=names), names
 
 
 def _is_empty_log(options: WriteOptions, definition: TableDefinition) -> bool:

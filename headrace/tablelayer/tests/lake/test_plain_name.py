@@ -322,6 +322,19 @@ def test_a_partition_that_expired_stays_and_one_that_was_dropped_goes(
     doors.glance(world)
 
 
+def test_statements_change_the_rows_that_the_server_has(server: CuttingBroker, client: Connection) -> None:
+    world = World(server, client, partitioned=True, keyed=True)
+    world.append(9)
+    world.expire_partition("b")
+    of_b = [row for row in sorted(world.rows) if row[2] == "b"]
+    deleted = client.sql(f"DELETE FROM {world.name} WHERE id < 3")
+    assert deleted.row_count == 2, "the third one is in an expired partition"
+    assert client.sql(f"UPDATE {world.name} SET n = 99 WHERE id >= 0").row_count == 4
+    rows = rows_of(world.table.to_arrow())
+    assert [row for row in rows if row[2] == "b"] == of_b
+    assert {row[1] for row in rows if row[2] != "b"} == {99}
+
+
 def test_a_partly_expired_log_gives_no_row_twice(
     server: CuttingBroker, client: Connection, doors: Doors
 ) -> None:

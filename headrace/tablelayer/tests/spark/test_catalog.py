@@ -120,7 +120,7 @@ def test_a_table_is_made_filled_changed_and_dropped(sql: Sql) -> None:
     assert not sql.client.admin.table_exists(f"{sql.database}.kept")
 
 
-def test_an_insert_that_would_overwrite_columns_it_does_not_name_is_refused(sql: Sql) -> None:
+def test_an_insert_leaves_the_columns_that_it_does_not_name_as_they_are(sql: Sql) -> None:
     columns = "id BIGINT, a STRING, b STRING, c INT DEFAULT 7"
     sql(f"CREATE TABLE headrace.{{db}}.kept ({columns}, PRIMARY KEY (id))")
     sql(f"CREATE TABLE headrace.{{db}}.log ({columns})")
@@ -130,22 +130,33 @@ def test_an_insert_that_would_overwrite_columns_it_does_not_name_is_refused(sql:
     )
     row = (1, "x", "y", 3)
     sql("INSERT INTO headrace.{db}.kept VALUES (1, 'x', 'y', 3)")
-    some = sql.spark.createDataFrame([(1, "z")], "id long, a string")
     name = f"headrace.{sql.database}.kept"
-    for write in (
-        lambda: sql("INSERT INTO headrace.{db}.kept (id, a) VALUES (1, 'z')"),
-        lambda: sql(
-            "INSERT INTO headrace.{db}.kept (a, id) SELECT concat(a, 'z'), id FROM headrace.{db}.kept"
-        ),
-        lambda: sql("INSERT INTO headrace.{db}.kept BY NAME SELECT 1L AS id, 'z' AS a"),
-        lambda: some.writeTo(name).append(),
-        lambda: some.write.mode("append").saveAsTable(name),
+
+    def some(text: str) -> Any:
+        return sql.spark.createDataFrame([(1, text)], "id long, a string")
+
+    for number, write in enumerate(
+        (
+            lambda text: sql(f"INSERT INTO headrace.{{db}}.kept (id, a) VALUES (1, '{text}')"),
+            lambda text: sql(
+                f"INSERT INTO headrace.{{db}}.kept (a, id) SELECT '{text}', id FROM headrace.{{db}}.kept"
+            ),
+            lambda text: sql(f"INSERT INTO headrace.{{db}}.kept BY NAME SELECT 1L AS id, '{text}' AS a"),
+            lambda text: some(text).writeTo(name).append(),
+            lambda text: some(text).writeTo(name).option("write.mode", "partial").append(),
+            lambda text: some(text).write.mode("append").saveAsTable(name),
+        )
     ):
-        with pytest.raises(Exception, match=r"leaves out b, c: .* Name all columns .* MERGE INTO"):
-            write()
-    with pytest.raises(Exception, match="leaves out c: "):
-        sql("INSERT INTO headrace.{db}.kept (id, a, b) VALUES (1, 'z', 'z')")
-    assert sql.rows("kept") == [row]
+        write(f"a{number}")
+        assert sql.rows("kept") == [(1, f"a{number}", "y", 3)]
+    sql("INSERT INTO headrace.{db}.kept (id, b) VALUES (8, 'new'), (1, NULL)")
+    assert sql.rows("kept") == [(1, "a5", None, 3), (8, None, "new", 7)]
+    some("whole").writeTo(name).option("write.mode", "upsert").append()
+    assert sql.rows("kept") == [(1, "whole", None, 7), (8, None, "new", 7)]
+    with pytest.raises(Exception, match="option 'columns' is for df"):
+        some("z").writeTo(name).option("columns", "a").append()
+    sql("DELETE FROM headrace.{db}.kept WHERE id = 8")
+    sql("INSERT INTO headrace.{db}.kept VALUES (1, 'x', 'y', 3)")
     sql("INSERT INTO headrace.{db}.kept (c, b, id, a) VALUES (DEFAULT, NULL, 2, 'a2'), (1, 'b3', 3, NULL)")
     sql("INSERT INTO headrace.{db}.kept BY NAME SELECT 4L AS id, CAST(NULL AS STRING) AS a, 'b' AS b, 1 AS c")
     whole = some.selectExpr("5L AS id", "CAST(NULL AS STRING) AS a", "CAST(NULL AS STRING) AS b", "1 AS c")

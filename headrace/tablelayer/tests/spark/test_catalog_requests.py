@@ -109,6 +109,23 @@ def test_an_update_writes_the_columns_that_it_changes(address: str, client: Conn
     }  # fmt: skip
 
 
+def test_an_insert_writes_the_columns_that_it_names(address: str, client: Connection) -> None:
+    path = create(client, COLUMNS, ("k",))
+    table, catalog = client.table(path), Catalog(address, path)
+    table.upsert([{"k": 1, "a": "a", "b": "b", "c": 1.0}])
+    rows = [(1, "x", None, None), (2, None, None, None)]
+    catalog.write(SPARKS, [rows], left_out=["b", "c"])
+    assert found(client, path) == {1: ("x", "b", 1.0), 2: (None, None, None)}
+    whole = catalog.request(options={"bootstrap.servers": address, "write.mode": "upsert"})
+    writer = writes.begin_write({**whole, "schema": _schema(SPARKS), "left_out": ["b", "c"]})
+    message = writes.write({"writer": writer, "batch": None}, _stream(SPARKS, rows))
+    writes.commit({"writer": writer, "messages": [message], "batch": None})
+    assert found(client, path) == {1: ("x", None, None), 2: (None, None, None)}
+    with pytest.raises(ValueError, match="option 'columns' is for df"):
+        named = {"bootstrap.servers": address, "columns": "k,a"}
+        writes.begin_write(catalog.request(schema=_schema(SPARKS), left_out=["b"], options=named))
+
+
 def test_a_row_that_is_deleted_meanwhile_stays_deleted(
     address: str, client: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ import scala.jdk.javaapi.CollectionConverters;
 
 /**
  * The columns that an INSERT does not name. Spark fills them with their defaults or NULL before it asks a table to
- * write, so an upsert would overwrite their values in existing rows.
+ * write. An upsert would overwrite their values in existing rows, so such an INSERT is a partial update.
  *
  * Only the analyzed plan still distinguishes a filled column from a given NULL. Spark puts a projection on top of the
  * query. In it a given column refers to the query's, and a filled one refers to nothing. The projection is Spark's if

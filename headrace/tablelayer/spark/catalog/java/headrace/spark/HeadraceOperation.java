@@ -1,5 +1,7 @@
 package headrace.spark;
 
+import java.util.HashMap;
+import java.util.Map;
 import org.apache.spark.sql.connector.catalog.MetadataColumn;
 import org.apache.spark.sql.connector.expressions.Expressions;
 import org.apache.spark.sql.connector.expressions.NamedReference;
@@ -31,7 +33,10 @@ final class HeadraceOperation implements RowLevelOperation, SupportsDelta {
 
     @Override
     public ScanBuilder newScanBuilder(CaseInsensitiveStringMap options) {
-        return table.newScanBuilder(options);
+        // Rows that only the lake has, those of expired partitions, cannot be changed.
+        Map<String, String> ofServer = new HashMap<>(options.asCaseSensitiveMap());
+        ofServer.put("scan.mode", "log");
+        return table.newScanBuilder(new CaseInsensitiveStringMap(ofServer));
     }
 
     @Override

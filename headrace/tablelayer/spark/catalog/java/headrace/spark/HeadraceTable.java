@@ -110,18 +110,11 @@ final class HeadraceTable
         return columns;
     }
 
-    /** Refuses an INSERT that would overwrite columns that it does not name, in existing rows. */
-    void checkInsertIsWhole() {
-        Set<String> overwritten = new HashSet<>();
-        described.get("overwritten").forEach(each -> overwritten.add(each.asText()));
-        List<String> filled = overwritten.isEmpty() ? List.of() : FilledColumns.among(overwritten);
-        if (!filled.isEmpty()) {
-            throw new UnsupportedOperationException("INSERT INTO " + name() + " leaves out " + String.join(", ", filled)
-                + ": the rows of a table with a primary key are written whole, so existing rows would lose their"
-                + " values in these columns. Name all columns (with NULL or DEFAULT where a row has no value), change"
-                + " some of them by UPDATE or MERGE INTO, or write them by"
-                + " df.write.format('headrace').option('write.mode', 'partial').option('columns', ...)");
-        }
+    /** The columns that the running INSERT does not name, and whose values existing rows keep. */
+    List<String> leftOut() {
+        Set<String> kept = new HashSet<>();
+        described.get("overwritten").forEach(each -> kept.add(each.asText()));
+        return kept.isEmpty() ? List.of() : FilledColumns.among(kept);
     }
 
     NamedReference[] primaryKey() {

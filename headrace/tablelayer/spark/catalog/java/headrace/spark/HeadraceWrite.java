@@ -64,7 +64,7 @@ final class HeadraceWrite extends StagedWrite
     @Override
     public BatchWrite toBatch() {
         if (terms.isEmpty()) {
-            table.checkInsertIsWhole();
+            terms.put("left_out", table.leftOut());
         }
         begin(terms);
         return this;
