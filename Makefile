@@ -35,8 +35,8 @@ $(STAMP): requirements.lock pyproject.toml
 demo: setup  ## the whole idea on real data: tables, Kafka clients, Spark, the lake (about 3 minutes; SECURE=1, BROKERS=3)
 	@HEADRACE_BROKERS=$(BROKERS) $(BIN)/python -m examples.demo
 
-demo-wide: setup  ## partial updates: three sources, one wide table (BROKERS=3 too)
-	@HEADRACE_BROKERS=$(BROKERS) $(BIN)/python -m examples.demo_wide
+demo-wide: setup  ## partial updates: three sources, one wide table (BROKERS=3 too; BY=spark: by Spark SQL)
+	@HEADRACE_BROKERS=$(BROKERS) HEADRACE_WIDE_BY=$(BY) $(BIN)/python -m examples.demo_wide
 
 demo-cdc: setup  ## PostgreSQL's changes in tables, through Debezium; the broker is killed meanwhile (about 3 minutes; BROKERS=3 too)
 	@HEADRACE_BROKERS=$(BROKERS) $(BIN)/python -m examples.cdc

@@ -1,12 +1,16 @@
 """`python -m examples.demo_wide`: three sources, one wide table; the changelog is checked row for row.
 
-With HEADRACE_BROKERS=3 three brokers and a ZooKeeper are in the place of the server.
+With HEADRACE_BROKERS=3 three brokers and a ZooKeeper are in the place of the server. With HEADRACE_WIDE_BY=spark the
+sources are written into the wide table by Spark SQL (Java 17 or 21), else by `headrace sql`; the statements are the
+same.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
+from collections.abc import Callable
 
 from examples import server as processes
 from examples.cluster import Cluster, on_three_brokers
@@ -19,13 +23,25 @@ WORK = ROOT / ".demo" / "wide"
 SHORT_NAMES = ("+A", "+I", "-U", "+U", "-D")
 
 
+def statements(address: str) -> tuple[str, Callable[[str], object]]:
+    """Return the catalog before a table's name, and what runs a statement: `headrace sql` or Spark SQL."""
+    if os.environ.get("HEADRACE_WIDE_BY") != "spark":
+        return "", lambda statement: processes.run("sql", "--server", address, "-e", statement)
+    from headrace.spark import session
+
+    spark = session("demo-wide", extra={"spark.headrace.bootstrap.servers": address})
+    return "headrace.", spark.sql
+
+
 def fill(stage: Stage, server: Server | Cluster, connection: Connection) -> None:
-    """Write each source's rows into its own table by SQL, then its key and column into the wide table."""
+    """Write each source's rows into its own table, then its key and column into the wide table."""
     wide = connection.table("wide.user_rec_wide")
+    catalog, run = statements(server.address)
     for source in SOURCES:
         processes.run("sql", "--server", server.address, "-e", source.insert())
-        rows = connection.table(f"wide.{source.table}").to_arrow(columns=[*KEY, source.column])
-        wide.partial(rows, columns=[*KEY, source.column])
+        statement = source.widen(catalog)
+        stage.say(statement)
+        run(statement)
         state = wide.to_arrow().sort_by([(name, "ascending") for name in KEY])
         stage.rows(
             WIDE_COLUMNS,

@@ -48,6 +48,11 @@ class Source:
         )
         return f"INSERT INTO wide.{self.table} VALUES {values}"
 
+    def widen(self, catalog: str) -> str:
+        """Return the partial update of the wide table, in the SQL of both; `catalog` is Spark's, with a dot."""
+        columns = ", ".join((*KEY, self.column))
+        return f"INSERT INTO {catalog}wide.user_rec_wide ({columns}) SELECT {columns} FROM {catalog}wide.{self.table}"
+
 
 SOURCES = (
     Source(
