@@ -106,7 +106,9 @@ def union_scan(
         end = {place: max(at, state.offsets.get(place, 0)) for place, at in end.items()}
         if until is not None:
             end = _ends_at(end, until)
-            state = _state_at(lake, definition, state, end)
+            state = _state_at(
+                lake, definition, state, {**dict.fromkeys(present, 0), **end} if expired else end
+            )
         tails = [
             _Tail(partition, ends, _begin(partition, ends, state), _earliest(partition, ends, earliest))
             for partition, ends in log.by_partition(end)
@@ -115,15 +117,7 @@ def union_scan(
         if all(tail.reaches_back() for tail in tails):
             wanted, pruning = _in_partitions(definition, only, filter, predicate)
             scan = UnionScan(connection, definition, lake, state, tails, columns, wanted, pruning)
-            if until is None:
-                scan.without(hidden_partitions(state))
-            elif expired:
-                later = {place.partition for place in present if isinstance(place, PartitionBucket)} - set(
-                    until
-                )
-                scan.without([*hidden_partitions(state), *later])
-            else:
-                scan.without(None)
+            scan.without(hidden_partitions(state) if until is None or expired else None)
             return scan
     raise LogCutError(
         f"the log of {definition.path} begins after the end of the lake's last round: the rows in between are missing"
