@@ -159,7 +159,9 @@ def test_an_insert_leaves_the_columns_that_it_does_not_name_as_they_are(sql: Sql
     sql("INSERT INTO headrace.{db}.kept VALUES (1, 'x', 'y', 3)")
     sql("INSERT INTO headrace.{db}.kept (c, b, id, a) VALUES (DEFAULT, NULL, 2, 'a2'), (1, 'b3', 3, NULL)")
     sql("INSERT INTO headrace.{db}.kept BY NAME SELECT 4L AS id, CAST(NULL AS STRING) AS a, 'b' AS b, 1 AS c")
-    whole = some("z").selectExpr("5L AS id", "CAST(NULL AS STRING) AS a", "CAST(NULL AS STRING) AS b", "1 AS c")
+    whole = some("z").selectExpr(
+        "5L AS id", "CAST(NULL AS STRING) AS a", "CAST(NULL AS STRING) AS b", "1 AS c"
+    )
     whole.writeTo(name).append()
     sql(
         "MERGE INTO headrace.{db}.kept t USING (SELECT 6L AS id) s ON t.id = s.id"
