@@ -51,10 +51,13 @@ class LoopThread:
         if threading.current_thread() is self._thread:
             coroutine.close()
             raise RuntimeError("the blocking client cannot be used inside its own event loop")
+        stop, release = stopping.current(), None
+        if stop is not None and stop.is_set:
+            coroutine.close()
+            raise stopping.Stopped
         future = self._give(coroutine)
         if future is None:
             raise ConnectionClosed("the connection is closed")
-        stop, release = stopping.current(), None
         try:
             release = None if stop is None else stop.add(future.cancel)
             return future.result()

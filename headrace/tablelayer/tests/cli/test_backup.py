@@ -183,3 +183,9 @@ def test_without_a_backup_or_a_place_it_says_so(tmp_path: Path) -> None:
     target = str(tmp_path / "backups")
     assert "there is no backup in" in run("restore", target, "--data", str(tmp_path / "x"), code=1).stderr
     assert "restore to with --data" in run("restore", target, code=1).stderr
+
+
+def test_a_list_of_backups_needs_a_backup(headrace, tmp_path):
+    done = headrace("restore", str(tmp_path / "nosuch"), "--list")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr == f"there is no backup in {tmp_path / 'nosuch'}\n"
