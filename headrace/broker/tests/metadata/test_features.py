@@ -169,12 +169,11 @@ async def test_a_broker_that_is_gone_is_told_of_until_it_is_forgotten(tmp_path: 
 
 async def _eventually_of(cluster: DirectCluster, holders: list[int]) -> None:
     """The only files left of a deleted topic belong to these brokers."""
-    nodes = cluster.ensemble._nodes
 
     def left(_: DirectBroker) -> bool:
         found = [
             tree.decode_deletion(node.data)[1]
-            for path, node in nodes.items()
+            for path, node in cluster.ensemble._nodes.items()
             if path.startswith(f"{tree.DELETED}/")
         ]
         return found == [holders]
