@@ -258,7 +258,9 @@ class StoredBucket(TableBucket):
     def _damaged(self, error: BaseException) -> KafkaError:
         """Start to rebuild the store, whose files are damaged. Return the retriable error for the request."""
         if self._tasks.under_way(Kind.REBUILD) is None and not self.closed:
-            logger.error("%s: its key-value store is damaged", self.name, exc_info=error)
+            logger.error(
+                "%s: its key-value store is damaged, is set aside and built again", self.name, exc_info=error
+            )
             self._tasks.start(Kind.REBUILD, self._rebuild())
         return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.name} is being rebuilt: {error}")
 
