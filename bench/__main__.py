@@ -1,5 +1,5 @@
 """`python -m bench [kafka] [cluster] [fluss] [tables] [transcode] [remote] [spark] [lake] [--rounds N] [--quick]
-[--only G]`, `python -m bench against --tree FOLDER`.
+[--only G]`, `python -m bench against --tree FOLDER`, `python -m bench neighbours [--tree FOLDER]`.
 
 Kafka or Fluss and Headrace run at the same time and take turns figure by figure, so that a noisy machine disturbs both
 alike. Every figure is the median over the rounds, with the lowest and the highest beside it, and whether it meets its
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import against, cluster, fluss, lake, many_tables, remote, spark, tables, transcode
+from bench import against, beside_tables, cluster, fluss, lake, many_tables, remote, spark, tables, transcode
 from bench.figures import GROUPS, Size, chosen
 from bench.fluss_peer import FLUSS
 from bench.maven import java
@@ -96,7 +96,10 @@ def main() -> None:
         *(name for section in IN_SPARK.values() for name in section),
     ]
     parser.add_argument(
-        "what", nargs="*", choices=[*EVERYTHING, "against", []], help="default: all but against"
+        "what",
+        nargs="*",
+        choices=[*EVERYTHING, "against", "neighbours", []],
+        help="default: all but against and neighbours",
     )
     parser.add_argument("--rounds", type=int, help="default: 5, with --quick 1")
     parser.add_argument(
@@ -111,10 +114,14 @@ def main() -> None:
         help="of the groups of all but transcode and remote; of tables only many",
     )
     parser.add_argument("--json", type=Path, help="write every sample, ratio and goal to this file")
-    parser.add_argument("--tree", type=Path, help="of against: a working tree of Headrace at another commit")
+    parser.add_argument(
+        "--tree", type=Path, help="of against and neighbours: a working tree of another commit"
+    )
     arguments = parser.parse_args()
-    if (arguments.tree is not None) != ("against" in arguments.what):
-        parser.error("against and --tree need each other")
+    if "against" in arguments.what and arguments.tree is None:
+        parser.error("against needs --tree")
+    if arguments.tree is not None and not {"against", "neighbours"} & set(arguments.what):
+        parser.error("--tree belongs to against and neighbours")
     what = arguments.what or EVERYTHING
     rounds = arguments.rounds or (1 if arguments.quick else 5)
     scale = arguments.scale or (0.25 if arguments.quick else 1.0)
@@ -122,12 +129,8 @@ def main() -> None:
     WORK.mkdir(exist_ok=True)
     # Servers and workers are measured as installed: compiling their modules anew adds a second to every start.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    samples, of_clusters, beside_fluss, of_trees = (
-        Samples(),
-        Samples(),
-        Samples(FLUSS),
-        Samples(against.OTHER),
-    )
+    samples, of_clusters, beside_fluss = Samples(), Samples(), Samples(FLUSS)
+    of_trees, beside = Samples(against.OTHER), Samples(against.OTHER)
     rows: dict[str, list[float]] = {}
     rates, tiered = {}, Samples()
     if not arguments.what and shutil.which(java()) is None:
@@ -148,6 +151,14 @@ def main() -> None:
             )
         finally:
             show_comparison(console, of_trees)
+    if "neighbours" in what:
+        try:
+            beside_tables.measure(WORK, arguments.tree, beside, rounds)
+        finally:
+            if arguments.tree is None:
+                show_beside(console, "A producer of single records beside work with tables", beside)
+            else:
+                show_comparison(console, beside)
     if "cluster" in what:
         try:
             cluster.measure(WORK, of_clusters, arguments.only, rounds, scale, quick=arguments.quick)
@@ -190,6 +201,7 @@ def main() -> None:
             "cluster": of_clusters.as_json(),
             "fluss": beside_fluss.as_json(),
             "against": of_trees.as_json(),
+            "neighbours": beside.as_json(),
             "tables": rows,
             "transcode": rates,
             "remote": tiered.as_json(),
