@@ -30,6 +30,7 @@ LEFT_OUT = {
     "broker/security/tls/stores.py": "keystores that an operator names",
     "broker/security/tls/kernel.py": "asks what the system offers, for a line of the log",
     "broker/security/tls/listener_tls.py": "keys and certificates that an operator names, given to OpenSSL in a file",
+    "broker/runtime/open_files.py": "how many files are open, for metrics alone",
     "broker/runtime/disk_errors.py": "one log of complaints for all of a process; how often it speaks decides nothing",
     "protocol/loading/lazy.py": "reads a stub of our own when its module is imported",
     "protocol/loading/kernel_cache.py": "the cache of compiled kernels; it decides only how fast a start is",

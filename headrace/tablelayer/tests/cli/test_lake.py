@@ -70,7 +70,7 @@ def test_rounds_are_visible_from_grant_to_commit(headrace, connection):
         json.loads(line) for line in headrace("tables", "lake", "tiered", "-o", "json").stdout.splitlines()
     ]
     assert told["table"] == "default.tiered"
-    assert {"bucket", "tiered", "log end", "behind"} == told["buckets"][0].keys()
+    assert {"bucket", "tiered", "log_end", "behind"} == told["buckets"][0].keys()
     detail = headrace("tables", "lake", "tiered")
     assert "snapshot: 77" in detail.stdout
     assert "no round is running" in headrace("tables", "lake", "tiered", "--finish").stdout

@@ -133,6 +133,7 @@ class Table:
                         {"name": "_LEVEL", "type": "int"},
                         {"name": "_MAX_SEQUENCE_NUMBER", "type": "long"},
                         {"name": "_SCHEMA_ID", "type": "long"},
+                        {"name": "_FILE_SIZE", "type": "long"},
                         {"name": "_ROW_COUNT", "type": "long"},
                     ],
                 },
@@ -181,7 +182,8 @@ class Table:
         pq.write_table(pa.Table.from_pylist(data, schema), folder / name)
         self.files.append(folder / name)
         file = {"_FILE_NAME": name, "_LEVEL": 0, "_MAX_SEQUENCE_NUMBER": sequence}
-        file |= {"_SCHEMA_ID": 0, "_ROW_COUNT": len(rows)}
+        size = (folder / name).stat().st_size
+        file |= {"_SCHEMA_ID": 0, "_FILE_SIZE": size, "_ROW_COUNT": len(rows)}
         self.entries.append({"_KIND": 0, "_PARTITION": row, "_BUCKET": bucket, "_FILE": file})
         for key, value in rows:
             self.truth.pop((*partition, key), None)

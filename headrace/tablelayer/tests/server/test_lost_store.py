@@ -50,14 +50,15 @@ class LosableStore(EmbeddedStore):
         raise StoreOutcomeUnknownError("the session is lost under a transaction")
 
 
-CHANGES: dict[str, tuple[Callable[[], ApiMessage], int]] = {
+CHANGES: dict[str, tuple[Callable[[], ApiMessage], *tuple[int, ...]]] = {
     "create_database": (lambda: m.CreateDatabaseRequest(name="shop"), 0),
     "alter_database": (lambda: m.AlterDatabaseRequest(name="there", comment="c"), 0),
     "drop_database": (lambda: m.DropDatabaseRequest(name="there"), 0),
     "create": (lambda: m.CreateTableRequest(definition=definition_of("new")), TableErrorCode.TABLE_EXISTS),
-    "drop": (lambda: m.DropTableRequest(database="default", table="t"), TableErrorCode.TABLE_NOT_FOUND),
+    "drop": (lambda: m.DropTableRequest(database="default", table="t"), TableErrorCode.TABLE_NOT_FOUND, 0),
 }
-"""Requests, each with the error code of a change that was already carried out."""
+"""Requests, each with the error codes of a change that was already carried out. A server that has not seen yet that the
+table is gone reports success, as for a table that another server drops meanwhile."""
 
 
 @pytest.mark.parametrize("carries_out", [True, False])
@@ -65,7 +66,7 @@ CHANGES: dict[str, tuple[Callable[[], ApiMessage], int]] = {
 async def test_of_a_change_that_may_have_been_made_that_is_said(
     tmp_path: Path, change: str, carries_out: bool
 ) -> None:
-    build, after = CHANGES[change]
+    build, *after = CHANGES[change]
     store = LosableStore(tmp_path / "store")
     await store.open()
     async with tables(tmp_path / "data", store=store) as made:
@@ -79,4 +80,4 @@ async def test_of_a_change_that_may_have_been_made_that_is_said(
         assert answer.error_code == ErrorCode.REQUEST_TIMED_OUT, answer.error_message
         store.is_lost = store.loses_next = False
         answer = await made.broker.send(build())
-        assert answer.error_code == (after if carries_out else 0), answer.error_message
+        assert answer.error_code in (after if carries_out else [0]), answer.error_message

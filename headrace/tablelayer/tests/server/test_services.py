@@ -51,8 +51,8 @@ def test_the_cache_of_transcoded_batches_lets_go_of_what_was_not_used_for_longes
 
 
 def property_of(store: KeyValueStore, name: str) -> Any:
-    assert store._database is not None
-    return store._database.property_value(f"rocksdb.{name}")
+    assert store._files._database is not None
+    return store._files._database.property_value(f"rocksdb.{name}")
 
 
 @pytest.mark.parametrize("mebibytes", [128, 1])

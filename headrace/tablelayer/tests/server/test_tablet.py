@@ -64,10 +64,10 @@ def test_r14_rows_and_the_offset_they_are_of_are_written_together(store: KeyValu
     tablet = Tablet(store)
     tablet.logged(PreparedWrite(bytearray(), [FIRST], [b"a"], 1), 1, 10)
     tablet.logged(PreparedWrite(bytearray(), [FIRST, SECOND], [None, b"c"], 0), 3, 10)
-    database = store._database
-    store._database = Interrupted(database)
+    database = store._files._database
+    store._files._database = Interrupted(database)
     tablet.store(2)
-    store._database = database
+    store._files._database = database
     found = KeyValueStore(database, store.path, SharedMemory(LIMITS))  # as it is after a crash in between
     assert (found.applied_offset, found.row_count) == (3, 1)
     assert found.get([FIRST, SECOND]) == [None, b"c"]
@@ -78,7 +78,7 @@ def test_a_store_of_another_version_is_damage(tmp_path: Path) -> None:
     store.write([([FIRST], [b"a"])], 1, 1)
     meta = bytearray(store.get([b"\x00"])[0] or b"")
     meta[0] += 1
-    store._database.put(b"\x00", bytes(meta))
+    store._files._database.put(b"\x00", bytes(meta))
     store.close()
     with pytest.raises(DamagedStoreError, match="not of version 1"):
         KeyValueStore.open(tmp_path / "other", SharedMemory(LIMITS))
