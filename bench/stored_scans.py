@@ -24,7 +24,9 @@ from headrace.tablelayer.model.rows.versions import SchemaVersions
 from headrace.tablelayer.server.limits import Limits
 from headrace.tablelayer.server.merge.engines import row_keys
 from headrace.tablelayer.server.read.bucket_state import SnapshotScan, Wanted
-from headrace.tablelayer.server.store.kv import KeyRange, KeyValueStore, SharedMemory
+from headrace.tablelayer.server.store.kv import KeyValueStore
+from headrace.tablelayer.server.store.layout import KeyRange
+from headrace.tablelayer.server.store.shared_memory import SharedMemory
 
 ROWS, WRITTEN = 1_000_000, 10_000
 SCHEMA = parse_columns(

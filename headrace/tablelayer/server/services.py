@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from headrace.broker.runtime.ports import Clock, Disk, Threads
     from headrace.tablelayer.model.rows.versions import SchemaVersions
     from headrace.tablelayer.server.catalog.catalog import Catalog
-    from headrace.tablelayer.server.store.kv import KeyValueStore, SharedMemory
+    from headrace.tablelayer.server.store.kv import KeyValueStore
     from headrace.tablelayer.server.store.open_stores import OpenStores
+    from headrace.tablelayer.server.store.shared_memory import SharedMemory
     from headrace.tablelayer.server.store.snapshots import BucketSnapshots
 
 Result = TypeVar("Result")
@@ -259,7 +260,7 @@ class Services:
         loaded.
         """
         if self._memory is None:
-            from headrace.tablelayer.server.store.kv import SharedMemory
+            from headrace.tablelayer.server.store.shared_memory import SharedMemory
 
             limits = msgspec.structs.replace(
                 self.limits,

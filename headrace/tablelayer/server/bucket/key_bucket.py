@@ -35,8 +35,8 @@ from headrace.tablelayer.server.merge.writes import (
     write_header,
 )
 from headrace.tablelayer.server.services import KeptStore, Services
+from headrace.tablelayer.server.store.errors import StalledStoreError, is_damage, is_halted
 from headrace.tablelayer.server.store.keys import absent_keys
-from headrace.tablelayer.server.store.kv import StalledStoreError, is_damage, is_halted
 from headrace.tablelayer.server.store.tablet import PreparedWrite, Tablet
 
 if TYPE_CHECKING:

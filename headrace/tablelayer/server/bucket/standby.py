@@ -29,7 +29,8 @@ from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.tablelayer.model.errors import TableError
 from headrace.tablelayer.model.rows.versions import SchemaVersions
 from headrace.tablelayer.server.store.copies import NoCopyError, copy_store
-from headrace.tablelayer.server.store.kv import KeyValueStore, checkpoint, is_damage
+from headrace.tablelayer.server.store.errors import is_damage
+from headrace.tablelayer.server.store.kv import KeyValueStore, checkpoint
 from headrace.tablelayer.server.store.recovery import StoreRecovery, UnrecoverableBucketError, set_aside
 from headrace.tablelayer.server.store.row_ttl import RowTimes
 from headrace.tablelayer.server.store.tablet import Tablet

@@ -25,7 +25,8 @@ from headrace.tablelayer.server.bucket.bucket import TableBucket
 from headrace.tablelayer.server.bucket.tasks import USES_STORE, Kind, Tasks
 from headrace.tablelayer.server.services import KeptStore, Services, table_of
 from headrace.tablelayer.server.store.copies import copy_store
-from headrace.tablelayer.server.store.kv import DiskFullError, checkpoint, is_damage, is_halted
+from headrace.tablelayer.server.store.errors import DiskFullError, is_damage, is_halted
+from headrace.tablelayer.server.store.kv import checkpoint
 from headrace.tablelayer.server.store.recovery import StoreRecovery, UnrecoverableBucketError, set_aside
 from headrace.tablelayer.server.store.row_ttl import RowTimes
 from headrace.tablelayer.server.store.snapshots import (

@@ -36,8 +36,10 @@ from headrace.tablelayer.server.read.stored_groups import FilteredGroups
 from headrace.tablelayer.server.regions import headers_of
 from headrace.tablelayer.server.room import Room
 from headrace.tablelayer.server.store.keys import key_rows
-from headrace.tablelayer.server.store.kv import ROW_PREFIX, KeyRange, KeyValueStore, StoreSnapshot, successor
+from headrace.tablelayer.server.store.kv import KeyValueStore
+from headrace.tablelayer.server.store.layout import ROW_PREFIX, KeyRange, successor
 from headrace.tablelayer.server.store.sorted_tables import StoredRows
+from headrace.tablelayer.server.store.store_snapshot import StoreSnapshot
 
 if TYPE_CHECKING:
     from headrace.broker.log.region import FileRegion

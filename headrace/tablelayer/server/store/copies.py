@@ -19,7 +19,8 @@ from headrace.broker.net.peers import PeerLostError
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.tablelayer.model import messages as m
 from headrace.tablelayer.server.store import recovery
-from headrace.tablelayer.server.store.kv import DamagedStoreError, KeyValueStore
+from headrace.tablelayer.server.store.errors import DamagedStoreError
+from headrace.tablelayer.server.store.kv import KeyValueStore
 
 if TYPE_CHECKING:
     from headrace.broker.context import BrokerContext

@@ -18,7 +18,6 @@ Blocking: called in executor threads. One thread at a time writes; any thread ma
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import json
 import sys
@@ -27,45 +26,33 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from pathlib import Path
-from struct import Struct
 from typing import Any
 
-import msgspec
 from rocksdict import (
     AccessType,
-    BlockBasedOptions,
-    Cache,
     Checkpoint,
-    DataBlockIndexType,
     DbClosedError,
-    DBCompressionType,
-    Options,
     Rdict,
     ReadOptions,
     WriteBatch,
-    WriteBufferManager,
     WriteOptions,
 )
 
-from headrace.broker.log.disk import SystemDisk
-from headrace.broker.runtime.ports import Clock, Disk, SystemClock, SystemThreads, Threads
-from headrace.tablelayer.model.types.sizes import RowCost
-from headrace.tablelayer.server.limits import BLOCK_CACHE_BYTES, Limits
+from headrace.broker.runtime.ports import Disk
 from headrace.tablelayer.server.room import Room
-from headrace.tablelayer.server.store.first_rows import FirstRows, Remembered
-from headrace.tablelayer.server.store.open_stores import OpenStores, StoreFiles, Use
-from headrace.tablelayer.server.store.sorted_tables import (
-    Groups,
-    Indexes,
-    SortedTables,
-    StoredRows,
-    UnknownTableError,
+from headrace.tablelayer.server.store.errors import (
+    DamagedStoreError,
+    StalledStoreError,
+    StoreInUseError,
+    raise_passing,
 )
-from headrace.tablelayer.server.store.sorted_tables import (
-    Limits as PieceLimits,
-)
+from headrace.tablelayer.server.store.first_rows import FirstRows
+from headrace.tablelayer.server.store.layout import META, META_KEY, META_VERSION, ROW_PREFIX, decode_meta
+from headrace.tablelayer.server.store.open_stores import StoreFiles
+from headrace.tablelayer.server.store.shared_memory import SharedMemory
+from headrace.tablelayer.server.store.sorted_tables import SortedTables, UnknownTableError
+from headrace.tablelayer.server.store.store_snapshot import SnapshotTables, StoreSnapshot
 
-ROW_PREFIX = b"\x01"
 _READ_TOGETHER = 16
 """Number of keys: that many rows are read before their sizes are checked."""
 _LOOKED_UP_TOGETHER = 64
@@ -74,135 +61,13 @@ _HALVED_FROM = 1024
 """Number of keys from which two threads share a lookup: RocksDB takes milliseconds for them, without the interpreter
 lock. For writes, many of which run at a time, it would cost more than it gains."""
 _COLUMN_FAMILY = "default"
-_META_KEY = b"\x00"
-_META = Struct("<Bqq")
-_META_VERSION = 1
 NOTE = "closed.json"
 """Name of the file beside a closed store's own that has its offset and numbers. An open store's may be an old one."""
 _STALL_PAUSE_SECONDS = 0.002
 _STALL_PAUSE_SECONDS_MAX = 0.1
 _STALL_SECONDS_MAX = 60.0  # a replay that stalls for longer has a failing disk
 _SIZE_PROPERTIES = ("rocksdb.live-sst-files-size", "rocksdb.size-all-mem-tables")
-_BLOOM_BITS = 10  # 1 % of the lookups of absent keys read a block
-_BLOCK_BYTES = 16 << 10  # batches of sorted keys meet in blocks of this size
-_BLOCK_HASH_RATIO = 0.75  # RocksDB's own advice
-# a piece of a scan may take this much in Arrow's form, however little is requested
-_MADE_BYTES_MIN = 16 << 20
-_ITERATED_ROWS = 2048
-"""Number of rows at the beginning of a scan that RocksDB's iterator reads: a small scan needs no flush for them."""
-_ITERATED_TOGETHER = 256  # some 0.2 ms with the interpreter's lock
-_ITERATED_PAUSE_SECONDS = 0.00005
 _SNAPSHOT_ATTEMPTS = 16
-_MEMTABLE_BYTES_MIN = 512 << 10
-_MEMTABLE_BLOOM_RATIO = 0.02  # of a memtable: 320 KiB, enough for 250,000 keys
-
-
-class DamagedStoreError(Exception):
-    """The files are not a store that this version can use."""
-
-
-class StoreInUseError(Exception):
-    """Another part of this process, or another process, has the files open."""
-
-
-class SharedMemory:
-    """The objects that all stores of a process share: the block cache, the memtable budget, and the ports.
-
-    Without ports the system's own are used. `disk` is RocksDB's disk.
-    """
-
-    def __init__(
-        self,
-        limits: Limits,
-        disk: Disk | None = None,
-        clock: Clock | None = None,
-        threads: Threads | None = None,
-        block_cache_bytes: int = BLOCK_CACHE_BYTES,
-    ) -> None:
-        self.limits = limits
-        self.disk: Disk = disk or SystemDisk()
-        self.clock: Clock = clock or SystemClock()
-        self.threads: Threads = threads or SystemThreads()
-        self.cache = Cache(block_cache_bytes)
-        self.memtables = WriteBufferManager(limits.memtables_bytes_max, False)
-        self.helper = self.threads.pool(1, "table-reads")
-        self.stores = OpenStores(self.clock, limits.store_files_max, limits.stores_open_max)
-        self.first_rows = Remembered()
-        self.indexes = Indexes()
-
-    def options(self, stores: int = 1) -> Any:
-        """Return the options for one of `stores` stores that are written to together.
-
-        A memtable is not larger than its share, because its Bloom filter and first block are allocated at once.
-        """
-        memtable_bytes = max(_MEMTABLE_BYTES_MIN, self.limits.memtables_bytes_max // stores)
-        memtable_bytes = min(memtable_bytes, self.limits.memtable_bytes)
-        options = Options(raw_mode=True)
-        options.create_if_missing(True)
-        options.set_write_buffer_size(memtable_bytes)
-        options.set_arena_block_size(min(256 << 10, memtable_bytes // 16))
-        options.set_write_buffer_manager(self.memtables)
-        options.set_memtable_prefix_bloom_ratio(_MEMTABLE_BLOOM_RATIO)
-        options.set_memtable_whole_key_filtering(True)
-        options.set_max_background_jobs(2)
-        options.set_level_zero_file_num_compaction_trigger(4)
-        none, lz4 = DBCompressionType.none(), DBCompressionType.lz4()
-        options.set_compression_per_level([none, none, lz4, lz4, lz4, lz4, lz4])
-        options.set_keep_log_file_num(1)
-        options.set_max_log_file_size(1 << 20)
-        options.set_stats_dump_period_sec(0)
-        blocks = BlockBasedOptions()
-        blocks.set_bloom_filter(_BLOOM_BITS, False)
-        blocks.set_block_cache(self.cache)
-        blocks.set_format_version(5)
-        blocks.set_block_size(_BLOCK_BYTES)
-        blocks.set_data_block_index_type(
-            DataBlockIndexType.binary_and_hash()
-        )  # takes a tenth less time for a present key
-        blocks.set_data_block_hash_ratio(_BLOCK_HASH_RATIO)
-        options.set_block_based_table_factory(blocks)
-        return options
-
-
-def is_damage(error: BaseException) -> bool:
-    """Return whether an error means that RocksDB's files are damaged."""
-    return isinstance(error, DamagedStoreError) or "Corruption:" in str(error)
-
-
-def is_halted(error: BaseException) -> bool:
-    """Return whether RocksDB cannot write any more until it is opened again: after an error of its files in the
-    background, whatever its cause, each later write and flush fails with the same text.
-    """
-    return "IO error:" in str(error) and not isinstance(error, DiskFullError)
-
-
-class StalledStoreError(Exception):
-    """RocksDB accepts no writes for now: its files cannot be written as fast as new rows arrive, or not at all."""
-
-
-class DiskFullError(OSError):
-    """The disk has no space for the store's files. Nothing is lost: the same call may succeed later."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(errno.ENOSPC, text)
-
-
-_PASSING = {
-    "Too many open files in system": errno.ENFILE,
-    "Too many open files": errno.EMFILE,
-    "Cannot allocate memory": errno.ENOMEM,
-}
-"""Texts of RocksDB's errors that say nothing about its files: the same call may succeed later."""
-
-
-def _raise_passing(error: Exception) -> None:
-    """Raise OSError if RocksDB's error means a lack of room, files or memory; its errors have no types."""
-    text = str(error)
-    if "No space left" in text or "quota exceeded" in text:
-        raise DiskFullError(text) from error
-    for said, number in _PASSING.items():
-        if said in text:
-            raise OSError(number, text) from error
 
 
 class KeyValueStore:
@@ -235,9 +100,9 @@ class KeyValueStore:
         self._write_options.disable_wal = True
         self._write_options.no_slowdown = True  # see `_write`
         self._write_options.memtable_insert_hint_per_batch = True  # batches come sorted
-        meta = None if database is None else database.get(_META_KEY)
+        meta = None if database is None else database.get(META_KEY)
         if meta is not None:
-            self._begin_at(_decode_meta(meta))
+            self._begin_at(decode_meta(meta))
         self._files = StoreFiles(memory.stores, database, self)
 
     def _begin_at(self, applied: tuple[int, int]) -> None:
@@ -268,7 +133,7 @@ class KeyValueStore:
             return cls(database, path, memory, stores)
         except Exception as error:
             database.close()
-            _raise_passing(error)
+            raise_passing(error)
             if isinstance(error, DamagedStoreError):
                 raise
             raise DamagedStoreError(str(error)) from error
@@ -319,8 +184,8 @@ class KeyValueStore:
             return database
         database = _open(self.path, self._memory, self._together, must_exist=True)
         try:
-            meta = database.get(_META_KEY)
-            found = (0, 0) if meta is None else _decode_meta(meta)
+            meta = database.get(META_KEY)
+            found = (0, 0) if meta is None else decode_meta(meta)
             if found != self.applied:
                 raise DamagedStoreError(
                     f"it was closed at offset {self.applied[0]} with {self.applied[1]} rows, and has offset {found[0]} "
@@ -483,7 +348,7 @@ class KeyValueStore:
                         delete(key)
                     else:
                         put(key, value)
-            put(_META_KEY, _META.pack(_META_VERSION, applied_offset, row_count))
+            put(META_KEY, META.pack(META_VERSION, applied_offset, row_count))
 
         self.visible_offset = applied_offset
         try:
@@ -511,7 +376,7 @@ class KeyValueStore:
                 database.write(batch, self._write_options)
             except Exception as error:
                 if "Write stall" not in str(error):
-                    _raise_passing(error)
+                    raise_passing(error)
                     raise
                 if clock.monotonic() >= give_up_at:
                     raise StalledStoreError(str(error)) from error
@@ -548,7 +413,7 @@ class KeyValueStore:
                 database.flush(True)
             except Exception as error:
                 self._flushed_bytes = before
-                _raise_passing(error)
+                raise_passing(error)
                 raise
             self.durable_offset = max(self.durable_offset, offset)
             self._size_bytes = self._size_of(database)
@@ -661,7 +526,7 @@ class KeyValueStore:
                 sequence = database.latest_sequence_number()
                 pinned, iterator = database.snapshot(), database.iter(ReadOptions())
                 if database.latest_sequence_number() == sequence:
-                    tables = _Tables(self, self._tables, pinned, sequence)
+                    tables = SnapshotTables(self, self._tables, pinned, sequence)
                     return StoreSnapshot(iterator, threads, tables, use)
             return StoreSnapshot(iterator, threads, None, use)
 
@@ -692,13 +557,13 @@ class KeyValueStore:
                 Checkpoint(database).create_checkpoint(str(path))
             database = Rdict(str(path), memory.options(), access_type=AccessType.read_only())
         except Exception as error:
-            _raise_passing(error)
+            raise_passing(error)
             raise
         try:
-            meta = database.get(_META_KEY)
+            meta = database.get(META_KEY)
         finally:
             database.close()
-        offset, row_count = (0, 0) if meta is None else _decode_meta(meta)
+        offset, row_count = (0, 0) if meta is None else decode_meta(meta)
         self.durable_offset = max(self.durable_offset, offset)  # creating a checkpoint flushes
         return offset, row_count
 
@@ -754,138 +619,8 @@ def _open(path: Path, memory: SharedMemory, stores: int, *, must_exist: bool = F
     except Exception as error:  # RocksDB's own errors have no type
         if "lock hold" in str(error) or "While lock file" in str(error):
             raise StoreInUseError(str(error)) from error
-        _raise_passing(error)
+        raise_passing(error)
         raise DamagedStoreError(str(error)) from error
-
-
-class KeyRange(msgspec.Struct, frozen=True):
-    """Keys with `lower` <= key < `upper`; `upper` None: no upper bound."""
-
-    lower: bytes = ROW_PREFIX
-    upper: bytes | None = None
-
-    def after(self, key: bytes) -> KeyRange:
-        """Return the part of the range behind a key."""
-        return KeyRange(max(self.lower, key + b"\x00"), self.upper)
-
-
-def successor(prefix: bytes) -> bytes:
-    """Return the first key behind all keys with `prefix`, which is not all FF."""
-    kept = prefix.rstrip(b"\xff")
-    return kept[:-1] + bytes([kept[-1] + 1])
-
-
-class _Tables(msgspec.Struct, frozen=True):
-    """The table files that have a snapshot's rows, once the rows in memory are flushed."""
-
-    store: KeyValueStore
-    files: SortedTables
-    pinned: Any
-    """RocksDB's snapshot: compactions keep what it sees."""
-    sequence: int
-
-
-class StoreSnapshot:
-    """The state at one applied offset, read in pieces during writes.
-
-    An iterator of RocksDB reads the first rows, and everything that `SortedTables` does not know.
-    """
-
-    def __init__(
-        self, iterator: Any, threads: Threads, tables: _Tables | None = None, use: Use | None = None
-    ) -> None:
-        """Create it; without an iterator it is an empty state.
-
-        `tables` has the iterator's state. `use` keeps the store open.
-        """
-        meta = None
-        if iterator is not None:
-            iterator.seek(_META_KEY)
-            meta = iterator.value() if iterator.key() == _META_KEY else None
-        self.applied_offset, self.row_count = (0, 0) if meta is None else _decode_meta(meta)
-        self._iterator = iterator
-        self._threads = threads
-        self._tables = tables
-        self._is_flushed = False
-        self.seek(KeyRange())
-        self._use = use  # last: attributes are dropped in this order
-
-    def seek(self, keys: KeyRange, groups: Groups | None = None) -> None:
-        """Read these keys from now on; rows that do not match the filter of `groups` may be left out."""
-        self._keys, self._iterated_left, self._is_there = keys, _ITERATED_ROWS, False
-        self._groups = groups
-
-    def end(self) -> None:
-        """Release the store: it cannot be opened again while this snapshot has it."""
-        self._iterator = self._tables = None
-        if self._use is not None:
-            self._use.end()
-
-    def next_rows(
-        self, max_bytes: int, max_rows: int, cost: RowCost
-    ) -> tuple[StoredRows, bytes | None, bool]:
-        """Return (rows in key order, the last key that was looked at, whether there may be more).
-
-        There are at most `max_rows` rows, at least one if possible, and none after they reach `max_bytes`, or
-        `max_bytes` (at least 16 MiB) by their `cost`. The key is not below that of the last row; it is None if the
-        range has no keys.
-        """
-        if self._iterator is None:
-            return StoredRows.of([]), None, False
-        made_max = max(_MADE_BYTES_MIN, max_bytes)
-        limits = PieceLimits(max_rows, max_bytes, made_max, cost.width, cost.expansion)
-        if self._tables is not None and not self._iterated_left:
-            with contextlib.suppress(UnknownTableError, OSError):
-                return self._from_tables(self._tables, limits)
-            self._tables = None  # the iterator decides whether the files are damaged
-        return self._iterated(limits)
-
-    def _from_tables(self, tables: _Tables, limits: PieceLimits) -> tuple[StoredRows, bytes | None, bool]:
-        if not self._is_flushed:
-            tables.store.flush_for_scan()
-            self._is_flushed = True
-        lower, upper = self._keys.lower, self._keys.upper
-        piece = tables.files.rows(
-            tables.store.live_files, lower, upper, tables.sequence, limits, self._groups
-        )
-        self._is_there = False
-        if piece.last is not None:
-            self._keys = self._keys.after(piece.last)
-        return piece.rows, piece.last, piece.has_more
-
-    def _iterated(self, limits: PieceLimits) -> tuple[StoredRows, bytes | None, bool]:
-        iterator, upper = self._iterator, self._keys.upper
-        if not self._is_there:
-            iterator.seek(self._keys.lower)
-            self._is_there = True
-        key_here, value_here, go_on = iterator.key, iterator.value, iterator.next
-        rows_max = limits.rows
-        if self._tables is not None:
-            rows_max = min(rows_max, self._iterated_left)
-        values: list[bytes] = []
-        last: bytes | None = None
-        size, made = 0, 0
-        has_more = True
-        while size < limits.value_bytes and made < limits.made_bytes and len(values) < rows_max:
-            key = key_here()
-            if key is None or (upper is not None and key >= upper):
-                has_more = False
-                break
-            last, value = key, value_here()
-            values.append(value)
-            size += len(value)
-            made += limits.width + limits.expansion * len(value)
-            go_on()
-            if self._tables is None and len(values) % _ITERATED_TOGETHER == 0:
-                self._threads.pause(
-                    _ITERATED_PAUSE_SECONDS
-                )  # so that other threads get the interpreter's lock
-        if not has_more and key is None:
-            iterator.status()  # raises if the iteration ended because of an error
-        if last is not None:
-            self._keys = self._keys.after(last)
-        self._iterated_left = max(0, self._iterated_left - len(values))
-        return StoredRows.of(values), last, has_more
 
 
 def _check_end(source: Any, first: bytes, last: bytes | None) -> None:
@@ -899,10 +634,3 @@ def _check_end(source: Any, first: bytes, last: bytes | None) -> None:
     if last is not None and iterator.valid():
         iterator.next()
     iterator.status()
-
-
-def _decode_meta(meta: bytes) -> tuple[int, int]:
-    if len(meta) != _META.size or meta[0] != _META_VERSION:
-        raise DamagedStoreError(f"its metadata is {meta.hex()}, which is not of version {_META_VERSION}")
-    _, applied_offset, row_count = _META.unpack(meta)
-    return applied_offset, row_count

@@ -16,12 +16,9 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from headrace.broker.runtime.ports import Disk
-from headrace.tablelayer.server.store.kv import (
-    DamagedStoreError,
-    KeyValueStore,
-    SharedMemory,
-    StoreInUseError,
-)
+from headrace.tablelayer.server.store.errors import DamagedStoreError, StoreInUseError
+from headrace.tablelayer.server.store.kv import KeyValueStore
+from headrace.tablelayer.server.store.shared_memory import SharedMemory
 from headrace.tablelayer.server.store.snapshots import BucketSnapshots, DamagedSnapshotError, Snapshot
 
 Result = TypeVar("Result")

@@ -34,7 +34,8 @@ from headrace.broker.objects.files import PIECE_BYTES, RemoteFiles
 if TYPE_CHECKING:
     from headrace.broker.runtime.ports import Disk
     from headrace.tablelayer.model.table.definition import TableDefinition
-    from headrace.tablelayer.server.store.kv import KeyValueStore, SharedMemory
+    from headrace.tablelayer.server.store.kv import KeyValueStore
+    from headrace.tablelayer.server.store.shared_memory import SharedMemory
 
 logger = logging.getLogger("headrace.tables")
 

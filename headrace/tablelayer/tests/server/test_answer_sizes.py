@@ -23,7 +23,9 @@ from headrace.tablelayer.server import stored_message
 from headrace.tablelayer.server.limits import Limits
 from headrace.tablelayer.server.read import bucket_state as reads
 from headrace.tablelayer.server.room import Room
-from headrace.tablelayer.server.store.kv import KeyRange, KeyValueStore, SharedMemory
+from headrace.tablelayer.server.store.kv import KeyValueStore
+from headrace.tablelayer.server.store.layout import KeyRange
+from headrace.tablelayer.server.store.shared_memory import SharedMemory
 from headrace.tablelayer.tests.server.tables import Table, tables
 
 KEYED = "id INT, text STRING, PRIMARY KEY (id) NOT ENFORCED"

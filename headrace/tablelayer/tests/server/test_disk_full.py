@@ -18,13 +18,9 @@ from headrace.protocol.errors import ErrorCode
 from headrace.tablelayer.model.batches.batch import ChangeType
 from headrace.tablelayer.server.limits import Limits
 from headrace.tablelayer.server.read.bucket_state import row_count
-from headrace.tablelayer.server.store.kv import (
-    DiskFullError,
-    KeyValueStore,
-    SharedMemory,
-    StalledStoreError,
-    is_damage,
-)
+from headrace.tablelayer.server.store.errors import DiskFullError, StalledStoreError, is_damage
+from headrace.tablelayer.server.store.kv import KeyValueStore
+from headrace.tablelayer.server.store.shared_memory import SharedMemory
 from headrace.tablelayer.tests.server.tables import TIMEOUT_MS, tables
 
 NO_SPACE = Exception("IO error: No space left on device: While appending to file: 000009.sst")

@@ -15,7 +15,9 @@ from headrace.tablelayer.server.limits import Limits
 from headrace.tablelayer.server.read import bucket_state as reads
 from headrace.tablelayer.server.room import Room
 from headrace.tablelayer.server.store.first_rows import FIRST_ROWS_BYTES_MAX, FirstRows, Remembered
-from headrace.tablelayer.server.store.kv import ROW_PREFIX, KeyValueStore, SharedMemory
+from headrace.tablelayer.server.store.kv import KeyValueStore
+from headrace.tablelayer.server.store.layout import ROW_PREFIX
+from headrace.tablelayer.server.store.shared_memory import SharedMemory
 from headrace.tablelayer.tests.server.tables import Table, tables
 
 

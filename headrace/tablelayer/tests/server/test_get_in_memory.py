@@ -9,7 +9,10 @@ import pytest
 from headrace.tablelayer.model.types.sizes import RowCost
 from headrace.tablelayer.server.limits import Limits
 from headrace.tablelayer.server.room import Room
-from headrace.tablelayer.server.store.kv import ROW_PREFIX, KeyRange, KeyValueStore, SharedMemory, is_damage
+from headrace.tablelayer.server.store.errors import is_damage
+from headrace.tablelayer.server.store.kv import KeyValueStore
+from headrace.tablelayer.server.store.layout import ROW_PREFIX, KeyRange
+from headrace.tablelayer.server.store.shared_memory import SharedMemory
 
 KEPT, GONE, NEVER = b"\x01kept", b"\x01gone", b"\x01never"
 

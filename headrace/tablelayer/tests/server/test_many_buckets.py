@@ -11,7 +11,9 @@ from headrace.tablelayer.model.types.sizes import RowCost
 from headrace.tablelayer.server.limits import Limits
 from headrace.tablelayer.server.room import Room
 from headrace.tablelayer.server.services import _and_pause
-from headrace.tablelayer.server.store.kv import KeyRange, KeyValueStore, SharedMemory
+from headrace.tablelayer.server.store.kv import KeyValueStore
+from headrace.tablelayer.server.store.layout import KeyRange
+from headrace.tablelayer.server.store.shared_memory import SharedMemory
 from headrace.tablelayer.tests.server.tables import tables
 
 COLUMNS = "id INT, v STRING, PRIMARY KEY (id) NOT ENFORCED"

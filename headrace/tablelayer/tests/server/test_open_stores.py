@@ -12,7 +12,10 @@ import pytest
 from headrace.tablelayer.model.types.sizes import RowCost
 from headrace.tablelayer.server.bucket.tasks import Kind
 from headrace.tablelayer.server.limits import Limits
-from headrace.tablelayer.server.store.kv import NOTE, DamagedStoreError, KeyRange, KeyValueStore, SharedMemory
+from headrace.tablelayer.server.store.errors import DamagedStoreError
+from headrace.tablelayer.server.store.kv import NOTE, KeyValueStore
+from headrace.tablelayer.server.store.layout import KeyRange
+from headrace.tablelayer.server.store.shared_memory import SharedMemory
 from headrace.tablelayer.tests.server.tables import tables, until
 
 COLUMNS = "k INT, v STRING, PRIMARY KEY (k)"

@@ -12,7 +12,8 @@ import pytest
 from headrace.tablelayer.model.types.sizes import RowCost
 from headrace.tablelayer.server.limits import Limits
 from headrace.tablelayer.server.room import Room
-from headrace.tablelayer.server.store.kv import KeyValueStore, SharedMemory
+from headrace.tablelayer.server.store.kv import KeyValueStore
+from headrace.tablelayer.server.store.shared_memory import SharedMemory
 
 COUNT = 2_500
 KEYS = [b"\x01%05d" % number for number in range(COUNT)]

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from headrace.tablelayer.server.limits import Limits
-from headrace.tablelayer.server.store.kv import KeyValueStore, SharedMemory
+from headrace.tablelayer.server.store.kv import KeyValueStore
 from headrace.tablelayer.server.store.recovery import StoreRecovery, UnrecoverableBucketError
+from headrace.tablelayer.server.store.shared_memory import SharedMemory
 from headrace.tablelayer.server.store.snapshots import DamagedSnapshotError, Snapshot
 
 MEMORY = SharedMemory(Limits())

@@ -11,7 +11,8 @@ from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.server.kafka_face.caches import SizedCache
 from headrace.tablelayer.server.limits import Limits
 from headrace.tablelayer.server.services import WriteBudget
-from headrace.tablelayer.server.store.kv import KeyValueStore, SharedMemory
+from headrace.tablelayer.server.store.kv import KeyValueStore
+from headrace.tablelayer.server.store.shared_memory import SharedMemory
 from headrace.tablelayer.tests.server.tables import tables
 
 

@@ -17,7 +17,8 @@ import pytest
 from headrace.broker.objects.files import LocalFiles
 from headrace.tablelayer.server.bucket.tasks import Kind
 from headrace.tablelayer.server.limits import Limits
-from headrace.tablelayer.server.store.kv import KeyValueStore, SharedMemory
+from headrace.tablelayer.server.store.kv import KeyValueStore
+from headrace.tablelayer.server.store.shared_memory import SharedMemory
 from headrace.tablelayer.server.store.snapshots import (
     BucketSnapshots,
     DamagedSnapshotError,

@@ -20,8 +20,11 @@ from headrace.tablelayer.model.types.column_types import BIGINT, STRING
 from headrace.tablelayer.model.types.sizes import RowCost
 from headrace.tablelayer.server.limits import Limits
 from headrace.tablelayer.server.read.stored_groups import FilteredGroups
-from headrace.tablelayer.server.store import kv, sorted_tables, table_kernels
-from headrace.tablelayer.server.store.kv import KeyRange, KeyValueStore, SharedMemory, StoreSnapshot
+from headrace.tablelayer.server.store import sorted_tables, store_snapshot, table_kernels
+from headrace.tablelayer.server.store.kv import KeyValueStore
+from headrace.tablelayer.server.store.layout import KeyRange
+from headrace.tablelayer.server.store.shared_memory import SharedMemory
+from headrace.tablelayer.server.store.store_snapshot import StoreSnapshot
 from headrace.tablelayer.server.store.xxh3 import SHORTEST, xxh3
 
 COST = RowCost(8, 1)
@@ -46,7 +49,7 @@ class SmallMemory(SharedMemory):
 
 @pytest.fixture(autouse=True)
 def from_the_first_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv, "_ITERATED_ROWS", 0)
+    monkeypatch.setattr(store_snapshot, "_ITERATED_ROWS", 0)
 
 
 def some_key(rng: random.Random) -> bytes:
@@ -169,7 +172,7 @@ class Racing:
 def test_every_piece_of_a_scan_shows_one_state(
     tmp_path: Path, iterated: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kv, "_ITERATED_ROWS", iterated)
+    monkeypatch.setattr(store_snapshot, "_ITERATED_ROWS", iterated)
     store = KeyValueStore.open(tmp_path / "kv", SmallMemory(Limits()))
     keys = [b"\x01" + n.to_bytes(4, "big") for n in range(100)]
     store.write([(keys, [b"old"] * 100)], 100, 100)

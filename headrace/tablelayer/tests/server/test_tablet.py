@@ -18,7 +18,9 @@ from headrace.tablelayer.server.limits import Limits
 from headrace.tablelayer.server.merge.engines import Operations
 from headrace.tablelayer.server.merge.writes import Writer
 from headrace.tablelayer.server.read.time_travel import _move
-from headrace.tablelayer.server.store.kv import DamagedStoreError, KeyValueStore, SharedMemory
+from headrace.tablelayer.server.store.errors import DamagedStoreError
+from headrace.tablelayer.server.store.kv import KeyValueStore
+from headrace.tablelayer.server.store.shared_memory import SharedMemory
 from headrace.tablelayer.server.store.tablet import PreparedWrite, Tablet, changes_of
 
 LIMITS = Limits()

@@ -19,7 +19,7 @@ from headrace.tablelayer.model.errors import TableErrorCode
 from headrace.tablelayer.server.bucket.tasks import Kind
 from headrace.tablelayer.server.limits import Limits
 from headrace.tablelayer.server.read.time_travel import Base, plan
-from headrace.tablelayer.server.store.kv import successor
+from headrace.tablelayer.server.store.layout import successor
 from headrace.tablelayer.server.store.snapshots import Snapshot
 from headrace.tablelayer.tests.server.oracle import Oracle, Refused, comparable
 from headrace.tablelayer.tests.server.random_tables import random_batch, random_definition

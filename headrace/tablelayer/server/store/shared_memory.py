@@ -1,0 +1,86 @@
+"""The objects that all key-value stores of a process share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rocksdict import (
+    BlockBasedOptions,
+    Cache,
+    DataBlockIndexType,
+    DBCompressionType,
+    Options,
+    WriteBufferManager,
+)
+
+from headrace.broker.log.disk import SystemDisk
+from headrace.broker.runtime.ports import Clock, Disk, SystemClock, SystemThreads, Threads
+from headrace.tablelayer.server.limits import BLOCK_CACHE_BYTES, Limits
+from headrace.tablelayer.server.store.first_rows import Remembered
+from headrace.tablelayer.server.store.open_stores import OpenStores
+from headrace.tablelayer.server.store.sorted_tables import Indexes
+
+_BLOOM_BITS = 10  # 1 % of the lookups of absent keys read a block
+_BLOCK_BYTES = 16 << 10  # batches of sorted keys meet in blocks of this size
+_BLOCK_HASH_RATIO = 0.75  # RocksDB's own advice
+_MEMTABLE_BYTES_MIN = 512 << 10
+_MEMTABLE_BLOOM_RATIO = 0.02  # of a memtable: 320 KiB, enough for 250,000 keys
+
+
+class SharedMemory:
+    """The objects that all stores of a process share: the block cache, the memtable budget, and the ports.
+
+    Without ports the system's own are used. `disk` is RocksDB's disk.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        disk: Disk | None = None,
+        clock: Clock | None = None,
+        threads: Threads | None = None,
+        block_cache_bytes: int = BLOCK_CACHE_BYTES,
+    ) -> None:
+        self.limits = limits
+        self.disk: Disk = disk or SystemDisk()
+        self.clock: Clock = clock or SystemClock()
+        self.threads: Threads = threads or SystemThreads()
+        self.cache = Cache(block_cache_bytes)
+        self.memtables = WriteBufferManager(limits.memtables_bytes_max, False)
+        self.helper = self.threads.pool(1, "table-reads")
+        self.stores = OpenStores(self.clock, limits.store_files_max, limits.stores_open_max)
+        self.first_rows = Remembered()
+        self.indexes = Indexes()
+
+    def options(self, stores: int = 1) -> Any:
+        """Return the options for one of `stores` stores that are written to together.
+
+        A memtable is not larger than its share, because its Bloom filter and first block are allocated at once.
+        """
+        memtable_bytes = max(_MEMTABLE_BYTES_MIN, self.limits.memtables_bytes_max // stores)
+        memtable_bytes = min(memtable_bytes, self.limits.memtable_bytes)
+        options = Options(raw_mode=True)
+        options.create_if_missing(True)
+        options.set_write_buffer_size(memtable_bytes)
+        options.set_arena_block_size(min(256 << 10, memtable_bytes // 16))
+        options.set_write_buffer_manager(self.memtables)
+        options.set_memtable_prefix_bloom_ratio(_MEMTABLE_BLOOM_RATIO)
+        options.set_memtable_whole_key_filtering(True)
+        options.set_max_background_jobs(2)
+        options.set_level_zero_file_num_compaction_trigger(4)
+        none, lz4 = DBCompressionType.none(), DBCompressionType.lz4()
+        options.set_compression_per_level([none, none, lz4, lz4, lz4, lz4, lz4])
+        options.set_keep_log_file_num(1)
+        options.set_max_log_file_size(1 << 20)
+        options.set_stats_dump_period_sec(0)
+        blocks = BlockBasedOptions()
+        blocks.set_bloom_filter(_BLOOM_BITS, False)
+        blocks.set_block_cache(self.cache)
+        blocks.set_format_version(5)
+        blocks.set_block_size(_BLOCK_BYTES)
+        blocks.set_data_block_index_type(
+            DataBlockIndexType.binary_and_hash()
+        )  # takes a tenth less time for a present key
+        blocks.set_data_block_hash_ratio(_BLOCK_HASH_RATIO)
+        options.set_block_based_table_factory(blocks)
+        return options
