@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from headrace.broker.net.poller import run_server
+from headrace.protocol.errors import ErrorCode
+from headrace.protocol.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnTopic,
+)
+from headrace.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
+from headrace.protocol.messages.end_txn import EndTxnRequest
+from headrace.protocol.messages.find_coordinator import FindCoordinatorRequest
+from headrace.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from headrace.protocol.records import check
 from headrace.protocol.records.encode import Record, build_batch
 from headrace.tablelayer.model import messages as m
@@ -73,6 +83,62 @@ async def requests(broker: DirectBroker, extension: TableExtension) -> dict[str,
         answer = await broker.send(m.LakeEndRequest(table_id=tiered.table_id, epoch=round_of_tiered.epoch))
         assert answer.error_code == 0, answer.error_message
 
+    for key_type in (0, 1):
+        await _found(broker, key_type)
+
+    async def heartbeat(epoch: int) -> None:
+        answer = await broker.send(
+            ConsumerGroupHeartbeatRequest(
+                group_id="walk",
+                member_id="member",
+                member_epoch=epoch,
+                rebalance_timeout_ms=60_000,
+                subscribed_topic_names=["plain"],
+                topic_partitions=[],
+            )
+        )
+        assert answer.error_code == 0, answer.error_message
+
+    async def join_group() -> None:
+        await heartbeat(0)
+
+    async def leave_group() -> None:
+        await heartbeat(-1)
+
+    identity = InitProducerIdResponse()
+
+    async def begin_transactions() -> None:
+        nonlocal identity
+        identity = await broker.send(
+            InitProducerIdRequest(transactional_id="walk", transaction_timeout_ms=60_000), 4
+        )
+        assert identity.error_code == 0
+
+    async def add_partition() -> None:
+        answer = await broker.send(
+            AddPartitionsToTxnRequest(
+                v3_and_below_transactional_id="walk",
+                v3_and_below_producer_id=identity.producer_id,
+                v3_and_below_producer_epoch=identity.producer_epoch,
+                v3_and_below_topics=[AddPartitionsToTxnTopic(name="plain", partitions=[0])],
+            ),
+            3,
+        )
+        (topic,) = answer.results_by_topic_v3_and_below
+        assert topic.results_by_partition[0].partition_error_code == 0
+
+    async def commit_transaction() -> None:
+        answer = await broker.send(
+            EndTxnRequest(
+                transactional_id="walk",
+                producer_id=identity.producer_id,
+                producer_epoch=identity.producer_epoch,
+                committed=True,
+            ),
+            4,
+        )
+        assert answer.error_code == 0
+
     return {
         "Produce to a plain topic": [produce],
         "Fetch from a plain topic": [fetch],
@@ -80,7 +146,19 @@ async def requests(broker: DirectBroker, extension: TableExtension) -> dict[str,
         "A JSON record into a primary-key table": [produce_json],
         "Lookup by primary key": [lookup],
         "A tiering round": [begin_round, commit_round, end_round],
+        "A member joins a consumer group": [join_group, leave_group],
+        "A transaction": [begin_transactions, add_partition, commit_transaction],
     }
+
+
+async def _found(broker: DirectBroker, key_type: int) -> None:
+    """Wait until the coordinator of groups (0) or transactions (1) has read its topic."""
+    while True:
+        answer = await broker.send(FindCoordinatorRequest(key="walk", key_type=key_type), 3)
+        if answer.error_code != ErrorCode.COORDINATOR_NOT_AVAILABLE:
+            assert answer.error_code == 0, answer.error_message
+            return
+        await asyncio.sleep(0.01)
 
 
 def trace_requests(directory: Path) -> dict[str, list[Call]]:

@@ -24,6 +24,8 @@ REQUESTS = [
     "A JSON record into a primary-key table",
     "Lookup by primary key",
     "A tiering round",
+    "A member joins a consumer group",
+    "A transaction",
 ]
 AGAIN = "`python -m headrace.tablelayer.tests.walks` writes the numbers anew and says what else is to be told otherwise"
 
