@@ -33,4 +33,9 @@ def dead_paths(page: Path) -> Iterator[str]:
 @cache
 def _folders() -> frozenset[str]:
     """Return the names of the folders at the top of the repository, without those that commands make."""
-    return frozenset(path.name for path in ROOT.iterdir() if path.is_dir()) - {"build", "dist", ".demo", ".bench"}
+    return frozenset(path.name for path in ROOT.iterdir() if path.is_dir()) - {
+        "build",
+        "dist",
+        ".demo",
+        ".bench",
+    }
