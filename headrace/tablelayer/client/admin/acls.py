@@ -7,8 +7,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from headrace.protocol.messages.create_acls import AclCreation, CreateAclsRequest, CreateAclsResponse
-from headrace.protocol.messages.delete_acls import DeleteAclsFilter, DeleteAclsRequest, DeleteAclsResponse
-from headrace.protocol.messages.describe_acls import DescribeAclsRequest, DescribeAclsResponse
+from headrace.protocol.messages.delete_acls import (
+    DeleteAclsFilter,
+    DeleteAclsMatchingAcl,
+    DeleteAclsRequest,
+    DeleteAclsResponse,
+)
+from headrace.protocol.messages.describe_acls import (
+    AclDescription,
+    DescribeAclsRequest,
+    DescribeAclsResource,
+    DescribeAclsResponse,
+)
 from headrace.tablelayer.client.wire.retry import raise_for
 
 if TYPE_CHECKING:
@@ -92,19 +102,7 @@ async def list_acls(cluster: Cluster, wanted: Acl) -> list[Acl]:
         permission_type=_code(PERMISSIONS, wanted.permission),
     )
     answer = await cluster.call(request, DescribeAclsResponse, doing="list ACLs")
-    return sorted(
-        Acl(
-            each.principal,
-            _word(PERMISSIONS, each.permission_type),
-            _word(OPERATIONS, each.operation),
-            _word(RESOURCE_TYPES, resource.resource_type),
-            resource.resource_name,
-            _word(PATTERNS, resource.pattern_type),
-            each.host,
-        )
-        for resource in answer.resources
-        for each in resource.acls
-    )
+    return sorted(_acl(each, resource) for resource in answer.resources for each in resource.acls)
 
 
 async def delete_acls(cluster: Cluster, wanted: Sequence[Acl]) -> list[Acl]:
@@ -128,18 +126,23 @@ async def delete_acls(cluster: Cluster, wanted: Sequence[Acl]) -> list[Acl]:
         raise_for(result.error_code, result.error_message, doing=doing)
         for each in result.matching_acls:
             raise_for(each.error_code, each.error_message, doing=doing)
-            removed.append(
-                Acl(
-                    each.principal,
-                    _word(PERMISSIONS, each.permission_type),
-                    _word(OPERATIONS, each.operation),
-                    _word(RESOURCE_TYPES, each.resource_type),
-                    each.resource_name,
-                    _word(PATTERNS, each.pattern_type),
-                    each.host,
-                )
-            )
+            removed.append(_acl(each, each))
     return sorted(removed)
+
+
+def _acl(
+    acl: AclDescription | DeleteAclsMatchingAcl, resource: DescribeAclsResource | DeleteAclsMatchingAcl
+) -> Acl:
+    """Return an ACL of an answer; a removed one names its resource itself."""
+    return Acl(
+        acl.principal,
+        _word(PERMISSIONS, acl.permission_type),
+        _word(OPERATIONS, acl.operation),
+        _word(RESOURCE_TYPES, resource.resource_type),
+        resource.resource_name,
+        _word(PATTERNS, resource.pattern_type),
+        acl.host,
+    )
 
 
 def _code(names: dict[str, int], word: str | None) -> int:
