@@ -6,8 +6,10 @@ not valid Python, a missing test.
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
+import itertools
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -86,9 +88,9 @@ def problems(mutants: Sequence[Mutant], root: Path = ROOT) -> list[str]:
     return found
 
 
-def _what_runs(source: str) -> tuple[Any, ...]:
+def _what_runs(source: str, flags: int) -> tuple[Any, ...]:
     """Return the compiled code without its positions in the source."""
-    return _without_places(compile(source, "source", "exec", dont_inherit=True))
+    return _without_places(compile(source, "source", "exec", flags, dont_inherit=True))
 
 
 def _without_places(code: CodeType) -> tuple[Any, ...]:
@@ -102,12 +104,55 @@ def _without_places(code: CodeType) -> tuple[Any, ...]:
     )
 
 
+class _Source:
+    """A source file, parsed once: a change within one function needs only this function compiled."""
+
+    def __init__(self, text: str) -> None:
+        tree = ast.parse(text)
+        self._text = text
+        starts = [0, *itertools.accumulate(len(line) for line in text.splitlines(keepends=True))]
+        self._functions = [
+            (
+                starts[min([each.lineno, *(one.lineno for one in each.decorator_list)]) - 1],
+                starts[each.end_lineno],
+            )
+            for each in _functions(tree)
+            if each.end_lineno
+        ]
+        is_lazy = any(isinstance(each, ast.ImportFrom) and each.module == "__future__" for each in tree.body)
+        flags = __future__.annotations.compiler_flag if is_lazy else 0
+        self._runs = cache(lambda text: _what_runs(text, flags))
+
+    def changes_what_runs(self, mutant: Mutant) -> bool:
+        """Raise SyntaxError if the replacement is not valid Python."""
+        start = self._text.index(mutant.old)
+        end = start + len(mutant.old)
+        first, last = next(
+            (each for each in self._functions if each[0] <= start and end < each[1]), (0, len(self._text))
+        )
+        # A method keeps its indentation in a class, and what it reads of one.
+        head = "class _:\n" if self._text[first : first + 1] == " " else ""
+        before, after = (
+            head + self._text[first:start] + each + self._text[end:last] for each in (mutant.old, mutant.new)
+        )
+        return bool(self._runs(before) != self._runs(after))
+
+
+def _functions(owner: ast.Module | ast.ClassDef) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Return the functions of a module and the methods of its classes, without those inside of them."""
+    for each in owner.body:
+        if isinstance(each, ast.ClassDef):
+            yield from _functions(each)
+        elif isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield each
+
+
 class _Tree:
     """The files of a tree, each read and parsed once."""
 
     def __init__(self, root: Path) -> None:
         self.text = cache(lambda name: (root / name).read_text() if (root / name).is_file() else None)
-        self.runs = cache(lambda name: _what_runs(self.text(name) or ""))
+        self.source = cache(lambda name: _Source(self.text(name) or ""))
         self.names = cache(self._names)
 
     def problems(self, mutant: Mutant) -> Iterator[str]:
@@ -116,13 +161,13 @@ class _Tree:
             yield f"{mutant.name}: there is no file {mutant.file}"
             return
         try:
-            changed = mutant.applied(source)
+            mutant.applied(source)
         except InvalidMutantError as error:
             yield str(error)
             return
         if mutant.file.endswith(".py"):
             try:
-                if _what_runs(changed) == self.runs(mutant.file):
+                if not self.source(mutant.file).changes_what_runs(mutant):
                     yield f"{mutant.name}: the replacement changes nothing that runs"
             except SyntaxError as error:
                 yield f"{mutant.name}: with its replacement {mutant.file} is not valid Python: {error}"
@@ -133,11 +178,16 @@ class _Tree:
                 yield f"{mutant.name}: there is no test {test}"
 
     def _names(self, file: str) -> frozenset[str]:
-        """Return the names that a file defines: functions, classes, and targets of assignments."""
+        """Return the names that a file and its classes define: functions, classes, and targets of assignments."""
         found: set[str] = set()
-        for node in ast.walk(ast.parse(self.text(file) or "")):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                found.add(node.name)
-            elif isinstance(node, ast.Assign):
-                found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        owners: list[ast.AST] = [ast.parse(self.text(file) or "")]
+        while owners:
+            for node in ast.iter_child_nodes(owners.pop()):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    found.add(node.name)
+                elif isinstance(node, ast.ClassDef):
+                    found.add(node.name)
+                    owners.append(node)
+                elif isinstance(node, ast.Assign):
+                    found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
         return frozenset(found)
