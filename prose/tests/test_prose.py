@@ -17,11 +17,19 @@ UNWRITTEN: frozenset[str] = frozenset()
 EXCEPTIONS: tuple[tuple[str, str, str], ...] = ()
 
 
+of_the_tree = pytest.mark.xdist_group("prose")  # one process reads all files
+
+
 @pytest.fixture(scope="module")
-def found():
+def every():
+    return list(tree([]))
+
+
+@pytest.fixture(scope="module")
+def found(every):
     return [
         (path, finding)
-        for path, finding in tree([])
+        for path, finding in every
         if not any(
             path.as_posix() == file and finding.rule == rule and words in finding.sentence
             for file, rule, words in EXCEPTIONS
@@ -29,6 +37,7 @@ def found():
     ]
 
 
+@of_the_tree
 def test_folders_that_were_rewritten_stay_clean(found):
     wrong = [
         f"{path}:{finding.line}: {finding.rule} ({RULES[finding.rule]}): {finding.sentence}"
@@ -38,14 +47,15 @@ def test_folders_that_were_rewritten_stay_clean(found):
     assert not wrong, "\n".join(wrong)
 
 
+@of_the_tree
 def test_the_list_of_folders_to_rewrite_shrinks(found):
     left = {folder(path) for path, _ in found}
     assert not UNWRITTEN - left, "these folders are clean: take them out of UNWRITTEN"
 
 
-def test_exceptions_are_few_and_needed():
+@of_the_tree
+def test_exceptions_are_few_and_needed(every):
     assert len(EXCEPTIONS) < 20
-    every = list(tree([]))
     for file, rule, words in EXCEPTIONS:
         assert any(
             path.as_posix() == file and finding.rule == rule and words in finding.sentence
