@@ -11,12 +11,13 @@ import subprocess
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from java_tools import NEEDED, virtual_machine
 
 from bench.kafka_peer import jars
 from bench.maven import java
 from simulator.three_brokers import REPLICAS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.needs.with_args(jars)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), NEEDED]
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +26,7 @@ def tool():
     folder = jars()
 
     def start(name: str, *arguments: str) -> subprocess.Popen[str]:
-        command = [java(), "-Xmx256M", "-XX:TieredStopAtLevel=1", "-cp", f"{folder}/*"]
+        command = [java(), *virtual_machine(), "-cp", f"{folder}/*"]
         return subprocess.Popen(
             [*command, f"org.apache.kafka.tools.{name}", *arguments],
             stdout=subprocess.PIPE,
