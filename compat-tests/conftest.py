@@ -21,6 +21,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from simulator.ports import free_port
+from simulator.spark_standalone import running_spark_cluster
 from simulator.three_brokers import BROKERS, NUMBERS, ThreeBrokers, path_in, settings_of
 from simulator.zookeeper import LONG_SESSIONS, running_zookeeper
 
@@ -221,6 +222,13 @@ def own_server(tmp_path, make_server):
     yield process
     process.kill_all()
     assert "Traceback" not in process.log(), process.log()
+
+
+@pytest.fixture(scope="session")
+def spark_cluster(tmp_path_factory):
+    """Spark's standalone master with two workers; applications are submitted to it (`spark_cluster.submit`)."""
+    with running_spark_cluster(tmp_path_factory.mktemp("spark")) as cluster:
+        yield cluster
 
 
 _numbers = itertools.count(1)
