@@ -41,5 +41,6 @@ def test_a_python_without_headrace_is_named_with_what_to_set(tmp_path: Path) -> 
     words = [sys.executable, "-c", program]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
                           env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(Path.home())})  # fmt: skip
-    assert f"Python {python} cannot run headrace" in done.stdout, done.stdout + done.stderr[-2000:]
-    assert "Set PYSPARK_PYTHON" in done.stdout
+    told = f"Python {python} of the driver cannot run headrace"
+    assert told in done.stdout, done.stdout + done.stderr[-2000:]
+    assert "set PYSPARK_DRIVER_PYTHON or spark.pyspark.driver.python" in done.stdout

@@ -73,6 +73,7 @@ _EXPECTED = frozenset(
         "headrace.tablelayer.cli.errors.CommandError",
         "headrace.tablelayer.client.errors.ClientError",
         "headrace.tablelayer.model.errors.TableError",
+        "headrace.tablelayer.spark.jars.SparkSetupError",
         "headrace.protocol.errors.KafkaError",
         "headrace.broker.configs.config_key.ConfigError",
     }

@@ -28,6 +28,7 @@ from headrace.tablelayer.cli.options import (
     SqlFormatOption,
 )
 from headrace.tablelayer.cli.process import begin
+from headrace.tablelayer.cli.spark import spark
 from headrace.tablelayer.cli.streams import broken_output, finish, prepare
 from headrace.tablelayer.cli.tables import tables
 from headrace.tablelayer.cli.topics import topics
@@ -71,6 +72,7 @@ app.add_typer(configs, name="configs")
 app.add_typer(users, name="users")
 app.add_typer(acls, name="acls")
 app.add_typer(cluster, name="cluster")
+app.add_typer(spark, name="spark")
 
 
 @app.command()

@@ -24,12 +24,23 @@ Coordinates = tuple[str, str, str] | tuple[str, str, str, str]
 """Organisation, artifact and revision or range of revisions; optionally the classifier of another jar, as `test`."""
 
 
-def ivy_jar() -> Path | None:
-    """Return Ivy's jar; None if pyspark came without its jars. Raises ModuleNotFoundError without pyspark."""
+def jars_folder() -> Path | None:
+    """Return the folder of Spark's own jars, of SPARK_HOME or else of the installed pyspark; None if there is none.
+
+    Under `spark-submit`, pyspark is imported from an archive of SPARK_HOME. Raises ModuleNotFoundError without pyspark.
+    """
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("pyspark is not installed: pip install 'headrace[spark]'.", name="pyspark")
-    return max((Path(spec.origin).parent / "jars").glob("ivy-*.jar"), default=None)
+    homes = [os.environ.get("SPARK_HOME"), str(Path(spec.origin).parent)]
+    folders = (Path(home) / "jars" for home in homes if home)
+    return next((folder for folder in folders if folder.is_dir()), None)
+
+
+def ivy_jar() -> Path | None:
+    """Return Ivy's jar; None if Spark came without its jars. Raises ModuleNotFoundError without pyspark."""
+    folder = jars_folder()
+    return None if folder is None else max(folder.glob("ivy-*.jar"), default=None)
 
 
 @contextmanager

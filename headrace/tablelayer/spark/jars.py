@@ -26,7 +26,6 @@ Environment:
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import os
 import re
@@ -38,7 +37,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from headrace.tablelayer.spark.ivy import MIRROR_VARIABLE, ivy_jar, one_at_a_time, retrieve
+from headrace.tablelayer.spark.ivy import MIRROR_VARIABLE, ivy_jar, jars_folder, one_at_a_time, retrieve
 
 JARS_VARIABLE = "HEADRACE_SPARK_JARS"
 JAVA_VERSION_MIN = 17
@@ -121,6 +120,14 @@ def spark_jars(report: Callable[[str], None] | None = None) -> list[Path]:
     `report` receives one line before the network is used. Raises SparkSetupError.
     """
     return _jars(_ARTIFACTS, "jars", "Spark's Kafka connector and Iceberg runtime (57 MB, once)", report)
+
+
+def missing_jars(named: str) -> list[str]:
+    """Return the jars of `spark_jars` and `catalog_jar`, by name, that neither a text nor Spark's own folder names."""
+    folder = jars_folder()
+    present = [named, *(jar.name for jar in ([] if folder is None else folder.glob("*.jar")))]
+    wanted = [*(name for _, name, _, _ in _ARTIFACTS), CATALOG_JAR.rpartition("-")[0]]
+    return [name for name in wanted if not any(name in each for each in present)]
 
 
 def paimon_jar(report: Callable[[str], None] | None = None) -> Path:
@@ -208,8 +215,8 @@ def _jars(artifacts: Artifacts, prefix: str, what: str, report: Callable[[str], 
     if given:
         return _jars_of_folder(Path(given), artifacts)
     try:
-        spark_version = importlib.metadata.version("pyspark")
-    except importlib.metadata.PackageNotFoundError:
+        from pyspark.version import __version__ as spark_version  # of SPARK_HOME, under spark-submit
+    except ModuleNotFoundError:
         raise SparkSetupError("pyspark is not installed: pip install 'headrace[spark]'.") from None
     folder = _cache_root() / f"{prefix}-{spark_version}-{_list_hash(artifacts, spark_version)}"
     ready = _complete_jars(folder)

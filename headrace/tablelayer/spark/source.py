@@ -57,10 +57,11 @@ def register(spark: Any) -> None:
     `spark.headrace.bootstrap.servers` as of this call.
     """
     from headrace.tablelayer.spark.builder import conf_options
+    from headrace.tablelayer.spark.pythons import register_source
 
     spark.conf.set("spark.sql.streaming.triggerAvailableNowWrapper.enabled", "true")  # see `stream`
     HeadraceDataSource.defaults = conf_options(spark)
-    spark.dataSource.register(HeadraceDataSource)
+    register_source(spark, HeadraceDataSource)
 
 
 @contextmanager
@@ -72,7 +73,8 @@ def _package() -> Iterator[None]:
         raise RuntimeError(
             f"the Python of Spark's workers, {sys.executable}, has no module '{error.name}', which tables require:"
             f" set PYSPARK_PYTHON={_PYTHON} (or spark.pyspark.python) before the session starts, install"
-            " headrace[spark] there, or create the session with headrace.spark.session"
+            " headrace[spark] there, give executors an environment (headrace spark env), or create the session"
+            " with headrace.spark.session"
         ) from None
 
 

@@ -90,7 +90,7 @@ final class HeadraceScan implements SupportsReportStatistics, Batch {
 
     @Override
     public PartitionReaderFactory createReaderFactory() {
-        return new SplitReaders(server.python, plan().get("reader").asText(), schema);
+        return new SplitReaders(server.pythonOfTasks(), plan().get("reader").asText(), schema);
     }
 
     @Override

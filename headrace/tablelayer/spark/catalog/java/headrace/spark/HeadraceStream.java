@@ -64,7 +64,7 @@ final class HeadraceStream implements MicroBatchStream, SupportsTriggerAvailable
 
     @Override
     public PartitionReaderFactory createReaderFactory() {
-        return new SplitReaders(server.python, reader, schema);
+        return new SplitReaders(server.pythonOfTasks(), reader, schema);
     }
 
     @Override

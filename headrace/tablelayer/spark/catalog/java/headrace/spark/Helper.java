@@ -19,13 +19,16 @@ import java.util.ArrayDeque;
 import java.util.Deque;
 import java.util.HashMap;
 import java.util.Map;
-import org.apache.spark.SparkEnv;
+import org.apache.spark.TaskContext;
+import org.apache.spark.api.python.PythonUtils;
 
 /** The helper process (tablelayer.spark.catalog.helper), one per JVM and Python, and its idle connections. */
 final class Helper {
     static final ObjectMapper JSON = new ObjectMapper();
     private static final int IDLE_MAX = 16;
-    private static final String MODULE = "headrace.tablelayer.spark.catalog.helper";
+    /** Starts the helper. An environment without pyspark finds it in Spark's own folder, as Spark's workers do. */
+    private static final String START = "import sys; sys.path += sys.argv[1].split(':');"
+            + " from headrace.tablelayer.spark.catalog.helper import main; main()";
     private static final Map<String, Helper> HELPERS = new HashMap<>();
 
     private final String python;
@@ -76,20 +79,7 @@ final class Helper {
         }
     }
 
-    /** The default Python, which is that of Spark's own workers. */
-    static String defaultPython() {
-        String found = null;
-        if (SparkEnv.get() != null) {
-            found = SparkEnv.get().conf().get("spark.pyspark.python", null);
-        }
-        if (found == null) {
-            found = System.getenv("PYSPARK_PYTHON");
-        }
-        return found == null ? "python3" : found;
-    }
-
-    private static Helper running(String given) {
-        String python = given == null ? defaultPython() : given;
+    private static Helper running(String python) {
         synchronized (HELPERS) {
             Helper found = HELPERS.get(python);
             if (found == null || !found.process.isAlive()) {
@@ -104,7 +94,9 @@ final class Helper {
         try {
             File errors = File.createTempFile("headrace-catalog-", ".log");
             errors.deleteOnExit();
-            Process process = new ProcessBuilder(python, "-m", MODULE).redirectError(errors).start();
+            Process process = new ProcessBuilder(python, "-c", START, PythonUtils.sparkPythonPath())
+                    .redirectError(errors)
+                    .start();
             BufferedReader said =
                     new BufferedReader(new InputStreamReader(process.getInputStream(), StandardCharsets.UTF_8));
             String path = said.readLine();
@@ -127,9 +119,13 @@ final class Helper {
         } catch (IOException ignored) {
             // the rest of the sentence says what to do
         }
-        return "Python " + python + " cannot run headrace, which this catalog needs" + last + ". Set PYSPARK_PYTHON (or"
-                + " spark.pyspark.python, or the catalog's option python) to one that has it before the session starts:"
-                + " pip install 'headrace[spark]'";
+        boolean inTask = TaskContext.get() != null;
+        return "Python " + python + " of " + (inTask ? "an executor" : "the driver") + " cannot run headrace, which this"
+                + " catalog needs" + last + ". Before the session starts, set "
+                + (inTask
+                        ? "PYSPARK_PYTHON or spark.pyspark.python to a Python on executors"
+                        : "PYSPARK_DRIVER_PYTHON or spark.pyspark.driver.python to a Python on the driver")
+                + " (or the catalog's option python) that has it: pip install 'headrace[spark]', or an archive (headrace spark env)";
     }
 
     private void giveBack(Connection connection) {

@@ -8,9 +8,10 @@ import java.util.Map;
 /** The server's address and credentials; never shown, because the options contain passwords. */
 final class Server implements Serializable {
     private static final long serialVersionUID = 1L;
-    final String python;
+    private final String python;
     private final HashMap<String, String> options;
 
+    /** `python`: one for the driver and for tasks; null: that of Spark's settings (`Pythons`). */
     Server(String python, Map<String, String> options) {
         this.python = python;
         this.options = new HashMap<>(options);
@@ -30,6 +31,11 @@ final class Server implements Serializable {
         Map<String, Object> request = new HashMap<>(words);
         request.put("op", kind);
         request.put("options", options);
-        return Helper.ask(python, request);
+        return Helper.ask(python == null ? Pythons.ofDriver() : python, request);
+    }
+
+    /** The Python that a task runs. */
+    String pythonOfTasks() {
+        return python == null ? Pythons.ofTasks() : python;
     }
 }

@@ -23,7 +23,7 @@ final class Staging {
     }
 
     RowWriter.Plan plan(StructType schema) {
-        return new RowWriter.Plan(server.python, writer, schema);
+        return new RowWriter.Plan(server.pythonOfTasks(), writer, schema);
     }
 
     /** `batch`: a query's micro-batch, null for a statement. */
