@@ -257,6 +257,10 @@ class SimulatedListeningSocket:
         assert end.other is not None
         return end, end.other.machine.name, FIRST_FREE_PORT
 
+    def turn_away(self) -> None:
+        while self._waiting:
+            self._waiting.popleft().close()
+
     def close(self) -> None:
         if self.machine.listening.get(self.port) is self:
             del self.machine.listening[self.port]

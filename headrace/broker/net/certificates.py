@@ -32,7 +32,7 @@ LOOK_SECONDS: Final = 3.0
 
 
 class ListenerTls:
-    """The TLS of one listener, for its new connections (`broker.net.tls_connection.Encryption`)."""
+    """The TLS of one listener, for its new connections (`net.tls_handshake.Encryption`)."""
 
     def __init__(self, listener: Listener) -> None:
         self.listener = listener

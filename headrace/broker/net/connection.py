@@ -1,7 +1,8 @@
-"""One client connection: it moves bytes between its socket and its exchange, and requests to the answerer.
+"""One client connection: it takes requests to the answerer, and answers to the peer.
 
-`exchange.py` decides when to read, which request is next, and the order of answers. This module has the system calls
-(`recv_into`, `send`, `sendmsg`, `sendfile`), the poller's watches, the turns of busy peers, and waiting requests.
+`exchange.py` decides when to read, which request is next, and the order of answers. A transport moves the bytes, as
+they are (`transport.py`) or encrypted (`tls_transport.py`). This module has the poller's watches, the turns of busy
+peers, and waiting requests.
 
 A connection ends (`close`) when the peer disconnects, breaks the protocol or is idle for too long, or when the broker
 stops. A request in progress is then cancelled if it only waits; any other is completed.
@@ -11,38 +12,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections import Counter
 from typing import Any, Protocol
 
 from headrace.broker.net.exchange import Exchange
 from headrace.broker.net.faults import LEVELS, Fault
-from headrace.broker.net.limits import Limits
 from headrace.broker.net.pool import FramePool
 from headrace.broker.net.reply import Answerer, CloseConnection, Part, Peer, Pending
-from headrace.broker.runtime.ports import Poller, Sockets, Stream
+from headrace.broker.net.tls import TlsStream
+from headrace.broker.net.tls_transport import TlsTransport
+from headrace.broker.net.transport import PlainTransport, Transport, TransportOwner
+from headrace.broker.runtime.ports import Poller, Stream, Watcher
 
 logger = logging.getLogger("headrace.net")
 
-_MSG_MORE = getattr(socket, "MSG_MORE", 0)
-"""Linux only: do not send the header of a sendfile in a packet of its own."""
 
-
-class Owner(Protocol):
+class Owner(TransportOwner, Protocol):
     """The owner of a connection, as far as connections need it (`headrace/broker/net/listener.py`)."""
 
     answerer: Answerer
-    limits: Limits
     loop: asyncio.AbstractEventLoop
     poller: Poller
     pool: FramePool
-    scratch: memoryview
-    sockets: Sockets
     is_draining: bool
     faults: Counter[Fault]
     requests: dict[asyncio.Future[Any], None]
 
-    def on_rest(self) -> None:
+    def on_idle(self) -> None:
         """The connection has nothing more to do for now; only needed while `is_draining`."""
 
     def note_unsent(self, connection: Connection) -> None:
@@ -64,6 +60,7 @@ class Connection:
         "_pending",
         "_reading",
         "_sock",
+        "_transport",
         "_writing",
         "closed",
         "last_active",
@@ -77,10 +74,11 @@ class Connection:
         self._network = network
         self._sock = sock
         self._fd = sock.fileno()
-        self._exchange = Exchange(network.limits, network.pool, network.scratch)
+        self._exchange = exchange = Exchange(network.limits, network.pool, network.scratch)
+        self._transport: Transport = PlainTransport(network, sock, exchange.incoming, exchange.unsent)
         self._is_stranger = peer.session is None
         if self._is_stranger:
-            self._exchange.incoming.size_max = network.limits.stranger_request_bytes_max
+            exchange.incoming.size_max = network.limits.stranger_request_bytes_max
         self._pending: asyncio.Future[Any] | None = None
         self._may_cancel = False
         self._reading = True
@@ -102,7 +100,7 @@ class Connection:
 
     @property
     def is_waiting_for_handler(self) -> bool:
-        return self._exchange.is_under_way
+        return self._exchange.is_pending
 
     def has_hung_up_unheard(self) -> bool:
         """Return whether the peer has disconnected while reading was paused because its requests wait."""
@@ -110,33 +108,47 @@ class Connection:
             return False
         return self._network.sockets.has_ended(self._sock)
 
+    def encrypt(self, stream: TlsStream) -> TlsTransport:
+        """Continue with TLS."""
+        exchange = self._exchange
+        transport = TlsTransport(self._network, self._sock, exchange.incoming, exchange.unsent, stream)
+        self._transport = transport
+        return transport
+
+    def watch(self, watcher: Watcher) -> None:
+        """Give the socket's events to `watcher`: the connection itself, or the handshake that goes before it."""
+        poller = self._network.poller
+        poller.remove(self._fd)
+        poller.add(self._fd, watcher)
+        poller.change(self._fd, reading=self._reading, writing=self._writing)
+
     # -- reading -------------------------------------------------------------------------------------------
 
     def on_readable(self) -> None:
         exchange = self._exchange
         if exchange.frames and exchange.is_full:
-            self._stop_reading()
+            self.stop_reading()
             return
         if self._is_stranger:
             self._meet()
-        incoming = exchange.incoming
+        transport = self._transport
         try:
-            count = self._sock.recv_into(incoming.room())
+            if not transport.receive():
+                self.close("closed by the peer")
+                return
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
             self.close(f"the connection broke: {error.strerror}")
             return
-        if count == 0:
-            self.close("closed by the peer")
-            return
-        self.last_active = self._network.loop.time()
-        try:
-            incoming.received(count)
-            if exchange.frames:
-                self._work()
         except Exception as error:  # noqa: BLE001 - ends this connection
             self._end_by(error)
+            return
+        self.last_active = self._network.loop.time()
+        if exchange.frames:
+            self._work_on()
+        if transport.has_ended:
+            self.close("closed by the peer")
 
     def _meet(self) -> None:
         """After authentication, allow requests of the full size."""
@@ -144,12 +156,12 @@ class Connection:
             self._is_stranger = False
             self._exchange.incoming.size_max = self._network.limits.request_bytes_max
 
-    def _stop_reading(self) -> None:
+    def stop_reading(self) -> None:
         if self._reading:
             self._reading = False
             self._network.poller.change(self._fd, reading=False, writing=self._writing)
 
-    def _resume_reading(self) -> None:
+    def resume_reading(self) -> None:
         if not self._reading and not self._exchange.is_muted:
             self._reading = True
             self._network.poller.change(self._fd, reading=True, writing=self._writing)
@@ -166,7 +178,7 @@ class Connection:
         turn_ends = network.loop.time() + limits.turn_seconds if len(frames) > 1 else 0.0
         while frames:
             if unsent.size > limits.unsent_bytes_max:
-                self._send()
+                self.send()
             frame = exchange.take()
             if frame is None:
                 break
@@ -183,46 +195,49 @@ class Connection:
                 del answer  # it may have views of the frame
                 exchange.incoming.release(frame)
             if len(frames) > 1 and network.loop.time() >= turn_ends and not exchange.is_muted:
-                exchange.rest()
-                network.loop.call_soon(self._go_on)
+                exchange.yield_turn()
+                network.loop.call_soon(self._resume)
                 break
         if unsent.size and not self._writing:
-            self._send()
+            self.send()
         if not self._reading and not frames and not self.closed:
-            self._resume_reading()
+            self.resume_reading()
         if network.is_draining and not exchange.is_busy:
-            network.on_rest()
+            network.on_idle()
         if self._writing:
             network.note_unsent(self)
 
-    def _go_on(self) -> None:
-        """Work again after a rest, or after the time for which the peer was muted."""
-        if self.closed:
-            self._network.on_rest()
-            return
-        self._exchange.go_on()
+    def _work_on(self) -> None:
         try:
             self._work()
         except Exception as error:  # noqa: BLE001 - ends this connection
             self._end_by(error)
+
+    def _resume(self) -> None:
+        """Work again in the next turn, or after the time for which the peer was muted."""
+        if self.closed:
+            self._network.on_idle()
+            return
+        self._exchange.resume()
+        self._work_on()
 
     def _mute(self) -> None:
         """Read and answer nothing while the peer is throttled (KIP-219)."""
         seconds, self.peer.throttle_seconds = self.peer.throttle_seconds, 0.0
         if not self.closed:
             self._exchange.mute()
-            self._stop_reading()
+            self.stop_reading()
             self._network.loop.call_later(seconds, self._unmute)
 
     def _unmute(self) -> None:
         if not self.closed:
             self.last_active = self._network.loop.time()
-            self._go_on()
+            self._resume()
 
     def _wait_for(self, pending: Pending, frame: bytes | memoryview) -> None:
         pooled = frame if type(frame) is memoryview else None  # the request may still use it
         future = asyncio.ensure_future(pending.outcome, loop=self._network.loop)
-        self._exchange.postpone()
+        self._exchange.defer()
         self._pending = future
         self._may_cancel = pending.may_cancel
         self._network.requests[future] = None
@@ -236,7 +251,7 @@ class Connection:
             exchange.answer(None)
             if not outcome.cancelled() and (error := outcome.exception()) is not None:
                 logger.info("a request of a closed connection failed: %s", error)
-            self._network.on_rest()
+            self._network.on_idle()
             return
         try:
             whole = exchange.answer(pending.finish(outcome))
@@ -259,15 +274,15 @@ class Connection:
         whole = self._exchange.answer(answer)
         if whole is not None:
             self._send_at_once(whole)
-        else:
-            self._send()
+        if self._exchange.unsent.size:
+            self.send()
 
     # -- writing -------------------------------------------------------------------------------------------
 
     def _send_at_once(self, data: bytes) -> None:
         """Send an answer in one piece when nothing else is unsent; the rest is queued."""
         try:
-            sent = self._sock.send(data)
+            sent = self._transport.send_at_once(data)
         except (BlockingIOError, InterruptedError):
             sent = 0
         except OSError as error:
@@ -276,30 +291,16 @@ class Connection:
         if sent < len(data):
             self._exchange.unsent.put(memoryview(data)[sent:])
 
-    def _send(self) -> None:
+    def send(self) -> None:
         """Send as much as the socket takes; the rest when it takes more."""
-        unsent = self._exchange.unsent
-        limits = self._network.limits
-        enough = unsent.size - limits.sent_bytes_per_turn
         try:
-            while unsent.size:
-                if unsent.size < enough:
-                    raise BlockingIOError  # as if the socket took no more: others have their turn first
-                buffers, region = unsent.head(limits.buffers_per_call)
-                if region is None:
-                    sent = self._sock.send(buffers[0]) if len(buffers) == 1 else self._sock.sendmsg(buffers)
-                elif buffers:
-                    sent = self._sock.sendmsg(buffers, (), _MSG_MORE)
-                else:
-                    sent = self._network.sockets.send_region(self._sock, region, limits.file_bytes_per_call)
-                unsent.sent(sent)
-        except (BlockingIOError, InterruptedError):
-            self._watch_writable(True)
-            return
+            is_all_sent = self._transport.send()
         except OSError as error:
             self.close(f"the connection broke: {error.strerror}")
-            return
-        self._watch_writable(False)
+        except CloseConnection as error:
+            self._end_by(error)
+        else:
+            self._watch_writable(not is_all_sent)
 
     def _watch_writable(self, wanted: bool) -> None:
         if self._writing is not wanted:
@@ -309,15 +310,12 @@ class Connection:
     def on_writable(self) -> None:
         self.last_active = self._network.loop.time()
         exchange = self._exchange
-        self._send()
-        if not self.closed and exchange.frames and not exchange.is_under_way:
-            try:
-                self._work()
-            except Exception as error:  # noqa: BLE001 - ends this connection
-                self._end_by(error)
+        self.send()
+        if not self.closed and exchange.frames and not exchange.is_pending:
+            self._work_on()
         elif not self.closed and not exchange.is_busy:
-            self._network.on_rest()
-            self._resume_reading()
+            self._network.on_idle()
+            self.resume_reading()
         self._network.note_unsent(self)
 
     # -- the end -------------------------------------------------------------------------------------------
@@ -350,7 +348,7 @@ class Connection:
             extra={"kind": fault},
         )
         self._network.poller.remove(self._fd)
-        self._sock.close()
+        self._transport.close()
         self._exchange.clear()
         if self._pending is not None and self._may_cancel:
             self._pending.cancel()

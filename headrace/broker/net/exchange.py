@@ -1,18 +1,18 @@
 """The requests and answers of one connection, without its socket: bytes in, frames out; answers in, bytes out.
 
 One request is under way at a time, and answers leave in the order of the requests. `TRANSITIONS` is the table of legal
-events in each state. A connection takes the next request only in READY. In any other state, and while the peer does not
+events in each state. A connection takes the next request only in IDLE. In any other state, and while the peer does not
 read its answers, one waiting frame stops further reading: a peer that never stops sending fills its own socket, not the
 broker's memory.
 
-This module does not wait, read the clock or call the system. A shell moves the bytes: `connection.py` for plain
-sockets, `tls_connection.py` for TLS, which decrypts into `incoming.room()` and encrypts what `unsent.head` gives.
+This module does not wait, read the clock or call the system. A transport moves the bytes (`transport.py`): it writes
+received ones into `incoming.room()`, and sends what `unsent.head` gives. `connection.py` reports the events.
 
     unless is_full: incoming.room() -> incoming.received(n)
-    take() -> answer(parts) at once, or postpone() and answer(parts) later -> incoming.release(frame) if it is a view
+    take() -> answer(parts) at once, or defer() and answer(parts) later -> incoming.release(frame) if it is a view
     unsent.head(n) -> unsent.sent(n)
 
-A shell whose event the table does not have gets an `InvariantError`, in production too: an answer would go to the wrong
+An event that the table does not have raises an `InvariantError`, in production too: an answer would go to the wrong
 request.
 """
 
@@ -31,13 +31,13 @@ from headrace.broker.runtime.invariants import InvariantError, invariant
 
 
 class State(IntEnum):
-    READY = 0
+    IDLE = 0
     """The next request may be taken."""
-    TAKEN = 1
-    """A request was taken, and is neither answered nor postponed."""
-    UNDER_WAY = 2
-    """A request was postponed, and its answer will come."""
-    RESTING = 3
+    HANDLING = 1
+    """A request was taken, and is neither answered nor deferred."""
+    PENDING = 2
+    """A request was deferred, and its answer will come."""
+    YIELDING = 3
     """Requests wait while other connections are served."""
     MUTED = 4
     """The peer is over its quota, and waits until it may continue (KIP-219)."""
@@ -46,30 +46,30 @@ class State(IntEnum):
 class Event(IntEnum):
     TAKE = 0
     ANSWER = 1
-    POSTPONE = 2
-    REST = 3
+    DEFER = 2
+    YIELD = 3
     MUTE = 4
-    GO_ON = 5
+    RESUME = 5
 
 
 TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
-    State.READY: {Event.TAKE: State.TAKEN, Event.REST: State.RESTING, Event.MUTE: State.MUTED},
-    State.TAKEN: {Event.ANSWER: State.READY, Event.POSTPONE: State.UNDER_WAY},
-    State.UNDER_WAY: {Event.ANSWER: State.READY},
-    State.RESTING: {Event.GO_ON: State.READY},
-    State.MUTED: {Event.GO_ON: State.READY},
+    State.IDLE: {Event.TAKE: State.HANDLING, Event.YIELD: State.YIELDING, Event.MUTE: State.MUTED},
+    State.HANDLING: {Event.ANSWER: State.IDLE, Event.DEFER: State.PENDING},
+    State.PENDING: {Event.ANSWER: State.IDLE},
+    State.YIELDING: {Event.RESUME: State.IDLE},
+    State.MUTED: {Event.RESUME: State.IDLE},
 }
 """Every legal event of each state, and the state after it."""
 
 _ILLEGAL: Final = {
-    Event.TAKE: "a frame is taken while another one is neither answered nor postponed",
+    Event.TAKE: "a frame is taken while another one is neither answered nor deferred",
     Event.ANSWER: "an answer comes, but no frame was taken",
-    Event.POSTPONE: "a frame is postponed that was not taken",
-    Event.REST: "a connection rests in the middle of a request",
+    Event.DEFER: "a frame is deferred that was not taken",
+    Event.YIELD: "a connection yields its turn in the middle of a request",
     Event.MUTE: "a connection is muted in the middle of a request",
-    Event.GO_ON: "a connection goes on that neither rests nor is muted",
+    Event.RESUME: "a connection resumes that has neither yielded its turn nor is muted",
 }
-_READY, _TAKEN, _UNDER_WAY, _RESTING, _MUTED = State
+_IDLE, _HANDLING, _PENDING, _YIELDING, _MUTED = State
 """Global names for the states: looking a member up in its class costs several times as much, for each request."""
 _ANSWER: Final = Event.ANSWER
 
@@ -86,12 +86,12 @@ class Exchange:
         self.frames = self.incoming.frames
         """Complete frames that wait for their turn; `take` removes them."""
         self.unsent = SendQueue()
-        self.state = _READY
+        self.state = _IDLE
 
     @property
-    def is_under_way(self) -> bool:
-        """Return whether a request was postponed and has no answer yet."""
-        return self.state is _UNDER_WAY
+    def is_pending(self) -> bool:
+        """Return whether a request was deferred and has no answer yet."""
+        return self.state is _PENDING
 
     @property
     def is_muted(self) -> bool:
@@ -100,7 +100,7 @@ class Exchange:
     @property
     def is_busy(self) -> bool:
         """Return whether a request is in progress or waits for its turn, or an answer has not left."""
-        return self.state is _UNDER_WAY or self.state is _RESTING or self.unsent.size > 0
+        return self.state is _PENDING or self.state is _YIELDING or self.unsent.size > 0
 
     @property
     def is_full(self) -> bool:
@@ -108,33 +108,33 @@ class Exchange:
         return bool(self.frames) and (self.is_busy or self.state is _MUTED)
 
     def take(self) -> bytes | memoryview | None:
-        """Return the next request. It must be answered or postponed before another one is taken.
+        """Return the next request. It must be answered or deferred before another one is taken.
 
-        None when no frame waits, too much is unsent, or the state is neither READY nor TAKEN.
+        None when no frame waits, too much is unsent, or the state is neither IDLE nor HANDLING.
         """
         if not self.frames or self.unsent.size > self._unsent_bytes_max:
             return None
-        if self.state is not _READY:
-            invariant(self.state is not _TAKEN, _ILLEGAL[Event.TAKE])
+        if self.state is not _IDLE:
+            invariant(self.state is not _HANDLING, _ILLEGAL[Event.TAKE])
             return None
-        self.state = _TAKEN
+        self.state = _HANDLING
         return self.frames.popleft()
 
-    def postpone(self) -> None:
+    def defer(self) -> None:
         """Note that the answer to the frame that was taken comes later."""
-        self._move(Event.POSTPONE)
+        self._move(Event.DEFER)
 
-    def rest(self) -> None:
-        """Take no request before `go_on`: other connections are served first."""
-        self._move(Event.REST)
+    def yield_turn(self) -> None:
+        """Take no request before `resume`: other connections are served first."""
+        self._move(Event.YIELD)
 
     def mute(self) -> None:
-        """Take no request and read no bytes before `go_on`: the peer is over its quota."""
+        """Take no request and read no bytes before `resume`: the peer is over its quota."""
         self._move(Event.MUTE)
 
-    def go_on(self) -> None:
-        """End a rest, or the time for which the peer was muted."""
-        self._move(Event.GO_ON)
+    def resume(self) -> None:
+        """Take requests again: in the next turn, or after the time for which the peer was muted."""
+        self._move(Event.RESUME)
 
     def answer(self, parts: list[Part] | None) -> bytes | None:
         """Answer the frame that was taken; None: there is no answer to it. The exchange keeps the list.
@@ -160,8 +160,8 @@ class Exchange:
         """
         self.incoming.clear()
         self.unsent.clear()
-        if self.state is _RESTING or self.state is _MUTED:
-            self.state = _READY
+        if self.state is _YIELDING or self.state is _MUTED:
+            self.state = _IDLE
 
     def check_invariants(self) -> None:
         """Raises InvariantError. Takes time in proportion to frames and parts: for tests and simulators."""

@@ -27,12 +27,12 @@ from headrace.broker.net.connection_slots import ConnectionSlots
 from headrace.broker.net.faults import LEVELS, Fault
 from headrace.broker.net.handshakes import HandshakeQueue
 from headrace.broker.net.limits import Limits
-from headrace.broker.net.outgoing import Introduction, OutgoingConnection, OutgoingTlsConnection
+from headrace.broker.net.outgoing import Introduction, OutgoingConnection
 from headrace.broker.net.pool import FramePool
 from headrace.broker.net.reply import Answerer, Peer
 from headrace.broker.net.sockets import SystemSockets
 from headrace.broker.net.tls import TlsStream
-from headrace.broker.net.tls_connection import Encryption, TlsConnection
+from headrace.broker.net.tls_handshake import ClientHandshake, Encryption, ServerHandshake
 from headrace.broker.runtime.open_files import SEGMENT_FILES
 from headrace.broker.runtime.ports import ListeningSocket, Sockets, Stream
 from headrace.broker.security.principal import ANONYMOUS, Session
@@ -90,7 +90,8 @@ class Network:
         self.scratch = memoryview(bytearray(limits.scratch_bytes))
         self.listeners: list[Listening] = []
         self._handshakes_in = handshakes_in
-        self._handshakes: HandshakeQueue[TlsConnection] = HandshakeQueue()
+        self._handshakes: HandshakeQueue[ServerHandshake] = HandshakeQueue()
+        self._shaking: dict[Connection, ServerHandshake] = {}
         self._turns: asyncio.TimerHandle | None = None
         self._deadlines: dict[Connection, asyncio.TimerHandle] = {}
         self._connections: dict[Connection, None] = {}  # in the order of their arrival
@@ -178,30 +179,33 @@ class Network:
                 self._pause(listening, wait)
                 return
             try:
-                sock, host, port = listening.sock.accept(send_buffer_bytes=self.limits.send_buffer_bytes)
+                sock, host, port = self._accept(listening)
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     raise
-                # The waiting connection stays readable: without a pause this would be a busy loop.
                 self._complain(Fault.ACCEPT, "cannot accept connections: %s", error.strerror)
-                self._pause(listening, self.limits.accept_pause_seconds)
-                return
-            if sock.fileno() >= self.limits.descriptors_max:
-                sock.close()
-                self._complain(
-                    Fault.ACCEPT,
-                    "cannot accept connections: %d are open, and the other file descriptors are for files; "
-                    "raise the limit (ulimit -n)",
-                    len(self._connections),
-                )
                 # A client is more urgent than the files of partitions that are idle.
-                if SEGMENT_FILES.close_some(at_once=True):
+                if error.errno in (errno.EMFILE, errno.ENFILE) and SEGMENT_FILES.close_some(at_once=True):
                     continue
+                # The waiting connections stay readable: without a pause this would be a busy loop.
+                listening.sock.turn_away()
                 self._pause(listening, self.limits.accept_pause_seconds)
                 return
             self._admit(listening, sock, host, port)
+
+    def _accept(self, listening: Listening) -> tuple[Stream, str, int]:
+        """Accept a connection as `ListeningSocket.accept`. Raises OSError, also for a descriptor that is for files."""
+        sock, host, port = listening.sock.accept(send_buffer_bytes=self.limits.send_buffer_bytes)
+        if sock.fileno() >= self.limits.descriptors_max:
+            sock.close()
+            raise OSError(
+                errno.EMFILE,
+                f"{len(self._connections)} are open, and the other file descriptors are for files; "
+                "raise the limit (ulimit -n)",
+            )
+        return sock, host, port
 
     def _pause(self, listening: Listening, seconds: float) -> None:
         if listening.is_accepting:
@@ -294,22 +298,22 @@ class Network:
         is_stranger = listening.with_sasl or listening.encryption is not None
         session = None if is_stranger else Session(ANONYMOUS, listening.name, since=self.loop.time())
         peer = Peer(self._next_id, host, port, listening.name, session)
+        connection = Connection(self, sock, peer)
+        self._connections[connection] = None
         if listening.encryption is None:
-            connection = Connection(self, sock, peer)
-            self._connections[connection] = None
             if is_stranger:
                 self._expect(connection, limits.authentication_seconds_max, "it has not authenticated")
             return
-        shaking = TlsConnection(self, sock, peer, listening.encryption, with_sasl=listening.with_sasl)
-        self._connections[shaking] = None
+        handshake = ServerHandshake(self, connection, listening.encryption, with_sasl=listening.with_sasl)
         if not (
-            self._handshakes.arrive(shaking, host, limits, asks=False)
-            or (self._one_gave_way(host) and self._handshakes.arrive(shaking, host, limits, asks=False))
+            self._handshakes.arrive(handshake, host, limits, asks=False)
+            or (self._one_gave_way(host) and self._handshakes.arrive(handshake, host, limits, asks=False))
         ):
-            shaking.is_refused("too many TLS handshakes are in progress")
+            connection.close("too many TLS handshakes are in progress", Fault.HANDSHAKE)
             return
-        self._expect(shaking, limits.handshake_seconds_max, "it has not completed the TLS handshake")
-        shaking.listen()
+        self._shaking[connection] = handshake
+        self._expect(connection, limits.handshake_seconds_max, "it has not completed the TLS handshake")
+        handshake.listen()
 
     def _one_gave_way(self, host: str) -> bool:
         """Close a TLS handshake that waits for its peer, to make room for one of this address. Return whether one was
@@ -317,7 +321,9 @@ class Network:
         """
         oldest = self._handshakes.oldest(host, self.limits, lambda each: each.waits_for_peer)
         if oldest is not None:
-            oldest.close("too many TLS handshakes are half open, and it has the oldest", Fault.HANDSHAKE)
+            oldest.connection.close(
+                "too many TLS handshakes are half open, and it has the oldest", Fault.HANDSHAKE
+            )
         return oldest is not None
 
     def _complain(self, fault: Fault, text: str, *values: object) -> None:
@@ -356,13 +362,13 @@ class Network:
         if deadline is not None:
             deadline.cancel()
 
-    def ask_for_handshake(self, connection: TlsConnection) -> None:
-        self._handshakes.ask(connection, connection.peer.host)
+    def ask_for_handshake(self, handshake: ServerHandshake) -> None:
+        self._handshakes.ask(handshake, handshake.connection.peer.host)
         self._begin_handshakes()
 
     def _begin_handshakes(self) -> None:
-        for connection in self._handshakes.due(self.loop.time(), self.limits):
-            connection.begin()
+        for handshake in self._handshakes.due(self.loop.time(), self.limits):
+            handshake.begin()
         if self._handshakes.is_waited_for and self._turns is None:
             self._turns = self.loop.call_later(_TURNS_SECONDS, self._take_turns)
 
@@ -380,14 +386,20 @@ class Network:
             done.set_exception(error)
         return done
 
-    def handshake_is_over(self, connection: TlsConnection) -> None:
-        self._handshakes.leave(connection, connection.peer.host)
-        if connection.closed or connection.peer.session is not None:
+    def handshake_is_complete(self, handshake: ServerHandshake) -> None:
+        connection = handshake.connection
+        self._leave_handshakes(connection)
+        if connection.peer.session is not None:
             self._trust(connection)
         else:
             limits = self.limits
             rest = max(0.0, limits.authentication_seconds_max - limits.handshake_seconds_max)
             self._expect(connection, rest, "it has not authenticated")
+
+    def _leave_handshakes(self, connection: Connection) -> None:
+        handshake = self._shaking.pop(connection, None)
+        if handshake is not None:
+            self._handshakes.leave(handshake, connection.peer.host)
 
     def note_unsent(self, connection: Connection) -> None:
         """Note that a connection's answers wait for a slow peer, or have left."""
@@ -406,10 +418,11 @@ class Network:
         self._connections.pop(connection, None)
         self._backlog.note(connection, 0)
         self._trust(connection)
+        self._leave_handshakes(connection)
         self._per_address.leave(connection.peer.host)
         self._slots.leave(connection.peer.listener)
         self._slots_changed()
-        self.on_rest()
+        self.on_idle()
 
     # -- outgoing connections -------------------------------------------------------------------------------
 
@@ -421,14 +434,10 @@ class Network:
         tls = None if introduction is None else await introduction.encryption(host)
         sock = await self.sockets.connect(host, port)
         name = f"{host}:{port}"
-        connection: OutgoingConnection
-        if tls is None:
-            connection = OutgoingConnection(self, sock, name)
-        else:
-            connection = OutgoingTlsConnection(self, sock, name, tls)
+        connection = OutgoingConnection(self, sock, name)
         self._outgoing[connection] = None
-        if isinstance(connection, OutgoingTlsConnection):
-            await connection.shake_hands()
+        if tls is not None:
+            await ClientHandshake(connection, tls).run()
         if introduction is not None:
             await connection.introduce(introduction)
         return connection
@@ -459,7 +468,7 @@ class Network:
         """Wait until no request is in progress and every answer has left, at most `seconds`."""
         self._draining = asyncio.Event()
         self.is_draining = True
-        self.on_rest()
+        self.on_idle()
         try:
             async with asyncio.timeout(seconds):
                 await self._draining.wait()
@@ -467,7 +476,7 @@ class Network:
             busy = sum(connection.is_busy for connection in self._connections)
             logger.warning("%d connections were still busy after %g s", busy, seconds)
 
-    def on_rest(self) -> None:
+    def on_idle(self) -> None:
         """Note that a connection has nothing more to do for now; only needed while `is_draining`."""
         if (
             self._draining is not None

@@ -5,7 +5,7 @@ them fail with ConnectionError: they may have been carried out or not. The calle
 correlation id.
 
 An `Introduction` authenticates the connection: with TLS or not, and by its own requests. Other requests wait until it
-is done.
+is done. With TLS a `ClientHandshake` (`tls_handshake.py`) goes before all of them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from collections.abc import Callable
 from typing import Protocol
 
 from headrace.broker.net.frame_receiver import FrameReceiver
-from headrace.broker.net.limits import Limits
 from headrace.broker.net.pool import FramePool
 from headrace.broker.net.reply import Buffer, CloseConnection
 from headrace.broker.net.send_queue import SendQueue
-from headrace.broker.net.tls import TlsError, TlsStream
-from headrace.broker.runtime.ports import Poller, Stream
+from headrace.broker.net.tls import TlsStream
+from headrace.broker.net.tls_transport import TlsTransport
+from headrace.broker.net.transport import PlainTransport, Transport, TransportOwner
+from headrace.broker.runtime.ports import Poller, Stream, Watcher
 
 logger = logging.getLogger("headrace.net")
 
@@ -32,14 +33,12 @@ _AGAIN_SECONDS = 10.0
 """Timeout of authenticating again, while other requests wait, in seconds."""
 
 
-class Opener(Protocol):
+class Opener(TransportOwner, Protocol):
     """The opener of a connection, as far as connections need it (`headrace/broker/net/listener.py`)."""
 
-    limits: Limits
     loop: asyncio.AbstractEventLoop
     poller: Poller
     pool: FramePool
-    scratch: memoryview
 
     def forget_outgoing(self, connection: OutgoingConnection) -> None:
         """Remove a connection that has closed."""
@@ -69,8 +68,10 @@ class OutgoingConnection:
         "_opener",
         "_renewal",
         "_sock",
+        "_transport",
         "_unsent",
         "_writing",
+        "close_reason",
         "closed",
         "name",
         "when_closed",
@@ -79,12 +80,14 @@ class OutgoingConnection:
     def __init__(self, opener: Opener, sock: Stream, name: str) -> None:
         self.name = name
         self.closed = False
+        self.close_reason = ""
         self.when_closed: Callable[[], object] = lambda: None
         self._opener = opener
         self._sock = sock
         self._fd = sock.fileno()
         self._incoming = FrameReceiver(opener.limits.answer_bytes_max, opener.pool, opener.scratch)
         self._unsent = SendQueue()
+        self._transport: Transport = PlainTransport(opener, sock, self._incoming, self._unsent)
         self._asked: deque[Answer] = deque()
         self._writing = False
         self._held: list[tuple[list[Buffer], Answer]] | None = None
@@ -94,6 +97,19 @@ class OutgoingConnection:
 
     def __repr__(self) -> str:
         return f"<OutgoingConnection to {self.name}>"
+
+    def encrypt(self, stream: TlsStream) -> TlsTransport:
+        """Continue with TLS."""
+        transport = TlsTransport(self._opener, self._sock, self._incoming, self._unsent, stream)
+        self._transport = transport
+        return transport
+
+    def watch(self, watcher: Watcher) -> None:
+        """Give the socket's events to `watcher`: the connection itself, or the handshake that goes before it."""
+        poller = self._opener.poller
+        poller.remove(self._fd)
+        poller.add(self._fd, watcher)
+        poller.change(self._fd, reading=True, writing=self._writing)
 
     def ask(self, request: list[Buffer]) -> Answer:
         """Send a request: its header first, without a length. The connection keeps the list.
@@ -119,7 +135,7 @@ class OutgoingConnection:
         self._asked.append(answer)
         self._unsent.append([*request])
         if not self._writing:
-            self._send()
+            self.send()
 
     async def introduce(self, introduction: Introduction) -> None:
         """Authenticate, now and when it must be repeated. After an error the connection is closed. Raises
@@ -159,21 +175,12 @@ class OutgoingConnection:
 
     def on_readable(self) -> None:
         try:
-            count = self._sock.recv_into(self._incoming.room())
+            is_open = self._transport.receive()
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
             self.close(f"the connection broke: {error.strerror}")
             return
-        if count == 0:
-            self.close("closed by the other end")
-            return
-        self._received(count)
-
-    def _received(self, count: int) -> None:
-        """Take over bytes that are in `room()`."""
-        try:
-            self._incoming.received(count)
         except CloseConnection as error:
             self.close(str(error))
             return
@@ -186,26 +193,22 @@ class OutgoingConnection:
                 self.release(frame)  # its request was cancelled
         if frames:
             self.close("it sent an answer without a request")
+        elif not is_open or self._transport.has_ended:
+            self.close("closed by the other end")
 
     def on_writable(self) -> None:
-        self._send()
+        self.send()
 
-    def _send(self) -> None:
-        unsent = self._unsent
+    def send(self) -> None:
+        """Send as much as the socket takes; the rest when it takes more."""
         try:
-            while unsent.size:
-                buffers, _ = unsent.head(self._opener.limits.buffers_per_call)
-                unsent.sent(
-                    self._sock.send(memoryview(buffers[0]).cast("B"))
-                    if len(buffers) == 1
-                    else self._sock.sendmsg(buffers)
-                )
-        except (BlockingIOError, InterruptedError):
-            self._watch_writable(True)
+            is_all_sent = self._transport.send()
         except OSError as error:
             self.close(f"the connection broke: {error.strerror}")
+        except CloseConnection as error:
+            self.close(str(error))
         else:
-            self._watch_writable(False)
+            self._watch_writable(not is_all_sent)
 
     def _watch_writable(self, wanted: bool) -> None:
         if self._writing is not wanted:
@@ -217,9 +220,10 @@ class OutgoingConnection:
         if self.closed:
             return
         self.closed = True
+        self.close_reason = reason
         logger.debug("connection to %s: %s", self.name, reason)
         self._opener.poller.remove(self._fd)
-        self._sock.close()
+        self._transport.close()
         self._incoming.clear()
         self._unsent.clear()
         held, self._held = self._held or (), None
@@ -235,108 +239,3 @@ class OutgoingConnection:
                 answer.exception()  # it may not be awaited any more
         self._opener.forget_outgoing(self)
         self.when_closed()
-
-
-class OutgoingTlsConnection(OutgoingConnection):
-    """The same over TLS. Call `shake_hands` before the first request."""
-
-    __slots__ = ("_is_open", "_sealed", "_shaken", "_tls")
-
-    def __init__(self, opener: Opener, sock: Stream, name: str, tls: TlsStream) -> None:
-        super().__init__(opener, sock, name)
-        self._tls = tls
-        self._is_open = False
-        self._shaken: asyncio.Future[None] = opener.loop.create_future()
-        self._sealed = memoryview(b"")  # encrypted, and not sent
-
-    async def shake_hands(self) -> None:
-        """Complete the TLS handshake. Raises ConnectionError, and closes the connection, if one side does not accept
-        the other.
-        """
-        self._shake()
-        try:
-            await self._shaken
-        except asyncio.CancelledError:
-            self.close("given up")
-            raise
-
-    def _shake(self) -> None:
-        try:
-            self._is_open = self._tls.handshake()
-        except TlsError as error:
-            self._send()
-            self.close(f"the TLS handshake failed: {error}")
-            return
-        self._send()
-        if self._is_open and not self._shaken.done():
-            self._shaken.set_result(None)
-
-    def on_readable(self) -> None:
-        scratch = self._opener.scratch
-        try:
-            count = self._sock.recv_into(scratch[: self._opener.limits.decrypted_bytes_per_call])
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError as error:
-            self.close(f"the connection broke: {error.strerror}")
-            return
-        if count == 0:
-            self.close("closed by the other end")
-            return
-        self._tls.received(scratch[:count])
-        if not self._is_open:
-            self._shake()
-        if self._is_open:
-            self._decrypt()
-
-    def _decrypt(self) -> None:
-        try:
-            while not self.closed and (count := self._tls.read_into(self._incoming.room())):
-                self._received(count)
-        except TlsError as error:
-            self.close(str(error))
-            return
-        if self._tls.is_closed:
-            self.close("closed by the other end")
-        elif self._tls.has_outgoing and not self._writing:
-            self._send()
-
-    def _send(self) -> None:
-        unsent, limits = self._unsent, self._opener.limits
-        try:
-            while not self.closed:
-                if not self._sealed:
-                    if unsent.size and self._is_open:
-                        self._seal(limits.encrypted_bytes_per_call)
-                    if not self._tls.has_outgoing:
-                        break
-                    self._sealed = memoryview(self._tls.outgoing())
-                self._sealed = self._sealed[self._sock.send(self._sealed) :]
-        except (BlockingIOError, InterruptedError):
-            self._watch_writable(True)
-        except OSError as error:
-            self.close(f"the connection broke: {error.strerror}")
-        except TlsError as error:
-            self.close(str(error))
-        else:
-            if not self.closed:
-                self._watch_writable(False)
-
-    def _seal(self, size_max: int) -> None:
-        """Encrypt the next bytes to send."""
-        buffers, _ = self._unsent.head(self._opener.limits.buffers_per_call)
-        first = memoryview(buffers[0]).cast("B")
-        if len(buffers) > 1 and len(first) < size_max:
-            first = memoryview(b"".join(buffers))
-        part = first[:size_max]
-        self._tls.write(part)
-        self._unsent.sent(len(part))
-
-    def close(self, reason: str) -> None:
-        if self.closed:
-            return
-        super().close(reason)
-        self._sealed = memoryview(b"")
-        if not self._shaken.done():
-            self._shaken.set_exception(ConnectionResetError(f"no connection to {self.name}: {reason}"))
-            self._shaken.exception()  # it may not be awaited any more

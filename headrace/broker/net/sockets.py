@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import select
 import socket
@@ -12,7 +11,6 @@ from contextlib import suppress
 from typing import cast
 
 from headrace.broker.net.poller import make_poller
-from headrace.broker.runtime.open_files import SEGMENT_FILES
 from headrace.broker.runtime.ports import Poller, Region, Stream
 
 _TURNED_AWAY_TOGETHER = 64
@@ -116,12 +114,7 @@ class SystemListeningSocket:
             self._loop.add_reader(self._sock.fileno(), self._on_acceptable)
 
     def accept(self, *, send_buffer_bytes: int) -> tuple[Stream, str, int]:
-        try:
-            sock, address = self._accept()
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                self._turn_away()
-            raise
+        sock, address = self._sock.accept()
         sock.setblocking(False)
         _set_options(sock)
         if send_buffer_bytes >= 0:
@@ -129,19 +122,7 @@ class SystemListeningSocket:
         host, port = cast("tuple[str, int]", address[:2])
         return sock, host, port
 
-    def _accept(self) -> tuple[socket.socket, tuple[object, ...]]:
-        try:
-            return self._sock.accept()
-        except OSError as error:
-            # A client is more urgent than the files of partitions that are idle.
-            if error.errno not in (errno.EMFILE, errno.ENFILE) or not SEGMENT_FILES.close_some(at_once=True):
-                raise
-        return self._sock.accept()
-
-    def _turn_away(self) -> None:
-        """Close the connections that wait, by means of the spare descriptor: their clients try again at once or
-        elsewhere, instead of waiting for an answer.
-        """
+    def turn_away(self) -> None:
         spare, self._spare = self._spare, None
         if spare is None:
             return

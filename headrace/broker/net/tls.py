@@ -1,7 +1,7 @@
 """TLS without a socket: encrypted bytes in, plain bytes out, and the other way round.
 
 The protocol is the standard library's (OpenSSL). This module does not wait or call the system: a shell moves the bytes
-(`tls_connection.py`), or a simulator.
+(`tls_transport.py`), or a simulator.
 
     received(data) -> handshake() until it is True -> read_into(room) until 0
     write(data) -> outgoing()

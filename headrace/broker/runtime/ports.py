@@ -324,6 +324,11 @@ class ListeningSocket(Protocol):
         Raises BlockingIOError when no connection waits, and another OSError when it cannot be accepted now.
         """
 
+    def turn_away(self) -> None:
+        """Accept and close connections that wait, even without a free descriptor: their clients try again at once or
+        elsewhere, instead of waiting for an answer.
+        """
+
     def close(self) -> None:
         """Close the socket; it may be called at any time and repeatedly. Connections that were not accepted are
         lost.

@@ -90,7 +90,7 @@ class Simulation:
         self.postponed: list | None = None
 
     def run(self) -> None:
-        moves = (self.receive, self.take, self.finish, self.send, self.rest)
+        moves = (self.receive, self.take, self.finish, self.send, self.yield_turn)
         for _ in range(20_000):
             self.rng.choice(moves)()
             self.core.check_invariants()
@@ -119,7 +119,7 @@ class Simulation:
         self.taken.append(body)
         answer = answer_to(body)
         if self.rng.random() < 0.3:
-            self.core.postpone()
+            self.core.defer()
             self.postponed = [answer]
         else:
             self.answer(answer)
@@ -155,11 +155,11 @@ class Simulation:
         self.written += data[:count]
         unsent.sent(count)
 
-    def rest(self) -> None:
-        if self.core.state is State.RESTING:
-            self.core.go_on()
-        elif self.core.state is State.READY and self.core.frames:
-            self.core.rest()
+    def yield_turn(self) -> None:
+        if self.core.state is State.YIELDING:
+            self.core.resume()
+        elif self.core.state is State.IDLE and self.core.frames:
+            self.core.yield_turn()
 
 
 @settings(max_examples=150, deadline=None)
@@ -249,12 +249,12 @@ def test_no_bytes_are_wanted_while_a_frame_waits_that_may_not_be_taken(hindrance
     assert not core.is_full
     assert core.take() == b"1"
     if hindrance == "under way":
-        core.postpone()
+        core.defer()
     elif hindrance == "unsent":
         assert core.answer([b"answer"]) is None  # another frame waits: it is queued
     else:
         assert core.answer(None) is None
-        core.rest()
+        core.yield_turn()
     assert core.is_busy
     assert core.is_full
     assert core.take() is None
@@ -262,10 +262,10 @@ def test_no_bytes_are_wanted_while_a_frame_waits_that_may_not_be_taken(hindrance
         assert core.answer(None) is None
     core.unsent.sent(core.unsent.size)
     if hindrance == "resting":
-        core.go_on()
+        core.resume()
     assert not core.is_full
     assert core.take() == b"2"
-    core.postpone()
+    core.defer()
     assert not core.is_full  # there is room for one more
     assert core.answer([b"last"]) == frame(b"last")
     assert not core.is_busy
@@ -275,15 +275,15 @@ def test_an_answer_never_goes_to_another_request_than_the_one_that_was_taken() -
     core = exchange()
     with pytest.raises(InvariantError, match="no frame was taken"):
         core.answer([b"answer"])
-    with pytest.raises(InvariantError, match="postponed that was not taken"):
-        core.postpone()
+    with pytest.raises(InvariantError, match="deferred that was not taken"):
+        core.defer()
     feed(core.incoming, frame(b"1") + frame(b"2"))
     core.take()
-    with pytest.raises(InvariantError, match="neither answered nor postponed"):
+    with pytest.raises(InvariantError, match="neither answered nor deferred"):
         core.take()
-    core.postpone()
-    with pytest.raises(InvariantError, match="postponed that was not taken"):
-        core.postpone()
+    core.defer()
+    with pytest.raises(InvariantError, match="deferred that was not taken"):
+        core.defer()
     core.answer([b"answer"])
     with pytest.raises(InvariantError, match="no frame was taken"):
         core.answer([b"answer again"])
@@ -293,10 +293,10 @@ def test_an_answer_never_goes_to_another_request_than_the_one_that_was_taken() -
 MOVES = {
     Event.TAKE: lambda core: core.take(),
     Event.ANSWER: lambda core: core.answer(None),
-    Event.POSTPONE: lambda core: core.postpone(),
-    Event.REST: lambda core: core.rest(),
+    Event.DEFER: lambda core: core.defer(),
+    Event.YIELD: lambda core: core.yield_turn(),
     Event.MUTE: lambda core: core.mute(),
-    Event.GO_ON: lambda core: core.go_on(),
+    Event.RESUME: lambda core: core.resume(),
 }
 
 
@@ -307,7 +307,7 @@ def test_each_event_does_what_the_table_says_and_no_other_is_accepted(state: Sta
     feed(core.incoming, frame(b"1"))
     core.state = state
     after = TRANSITIONS[state].get(event)
-    if after is None and (event is not Event.TAKE or state is State.TAKEN):
+    if after is None and (event is not Event.TAKE or state is State.HANDLING):
         with pytest.raises(InvariantError):
             MOVES[event](core)
         assert core.state is state
@@ -341,7 +341,7 @@ def test_at_the_end_nothing_is_taken_or_sent_any_more_and_what_is_under_way_stay
     core.take()
     core.answer([b"answer"])
     core.take()
-    core.postpone()
+    core.defer()
     core.clear()
     assert not core.frames
     assert not core.unsent.size

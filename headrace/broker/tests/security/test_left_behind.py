@@ -11,7 +11,9 @@ import warnings
 from pathlib import Path
 
 from headrace.broker.configs.broker_config import BrokerConfig
-from headrace.broker.net.tls_connection import TlsConnection
+from headrace.broker.net.connection import Connection
+from headrace.broker.net.tls_handshake import ServerHandshake
+from headrace.broker.net.tls_transport import TlsTransport
 from headrace.broker.security.sasl.authentication import Authentication
 from headrace.broker.server import Broker
 from headrace.protocol.headers import RequestHeader, encode_request_header
@@ -70,7 +72,8 @@ async def test_who_is_refused_leaves_nothing_to_the_garbage_collector(tmp_path: 
         assert broker.network.faults.total() == 6
         async with asyncio.timeout(60):  # a thread frees its last handshake when it gets to it
             while any(  # noqa: ASYNC110
-                isinstance(each, TlsConnection | Authentication) for each in gc.get_objects()
+                isinstance(each, Connection | ServerHandshake | TlsTransport | Authentication)
+                for each in gc.get_objects()
             ):
                 await asyncio.sleep(0.01)
     finally:
