@@ -8,10 +8,10 @@ Invariants:
 - After a failed fsync nothing is acknowledged: the log refuses everything until it is opened again.
 - `log_start_offset` and `recovery_point` never go back, except that truncation lowers the latter.
 
-Durability: `append` writes into the page cache, so the records survive the end of the process. If `must_commit` is true
-(`durability=power`, `flush.messages`), they may be acknowledged and read only after a `commit`, and then survive a
-power cut: data, names and directories are fsynced. One commit covers everything that was appended before it began. An
-open commits what it finds in such a log before it can be read.
+Durability (`durability.py`): `append` writes into the page cache, so the records survive the end of the process. If
+`must_commit` is true (`durability=power`, `flush.messages`), they may be acknowledged and read only after a `commit`,
+and then survive a power cut: data, names and directories are fsynced. One commit covers everything that was appended
+before it began. An open commits what it finds in such a log before it can be read.
 
 Blocking and not thread-safe: one thread (the event loop) uses it. The exceptions are `commit` and `flush`, which any
 thread may call. An empty log has no files at all; everything is opened when it is first needed.
@@ -25,24 +25,24 @@ A follower's log appends its leader's batches unchanged (`append_copies`): offse
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from headrace.broker.log import recovery, time_lookup
-from headrace.broker.log.checkpoint import Checkpoint
 from headrace.broker.log.config import LogConfig
 from headrace.broker.log.copying import Copy, check_copies
 from headrace.broker.log.disk import SystemDisk
-from headrace.broker.log.errors import CleaningAbandoned, CorruptLogError, HalfWrittenError, InRemoteStorage
+from headrace.broker.log.durability import Durability
+from headrace.broker.log.errors import CleaningAbandoned, HalfWrittenError, InRemoteStorage
 from headrace.broker.log.folder import LogFolder
+from headrace.broker.log.health import READ_ERRORS, LogHealth
 from headrace.broker.log.preparation import prepare
 from headrace.broker.log.producer_state import AppendedBatch, Producer, ProducerState
+from headrace.broker.log.removal import SegmentRemoval
 from headrace.broker.log.retention import retention_plan
 from headrace.broker.log.segment import Segment
 from headrace.broker.log.segment_chain import SegmentChain
@@ -51,7 +51,6 @@ from headrace.broker.log.stamp import stamp, stamp_with_time
 from headrace.broker.log.time_lookup import Opened
 from headrace.broker.log.transaction_index import AbortedTransaction
 from headrace.broker.log.validation import AppendOrigin, validate_batch
-from headrace.broker.runtime import disk_errors
 from headrace.broker.runtime.ports import Clock, Disk
 from headrace.protocol.errors import DecodeError, ErrorCode, KafkaError
 from headrace.protocol.records.check import Effort
@@ -66,14 +65,12 @@ from headrace.protocol.records.header import (
 if TYPE_CHECKING:
     from headrace.broker.runtime.slices import Work
 
-__all__ = ["AppendInfo", "AppendOrigin", "CorruptLogError", "PartitionLog"]
+__all__ = ["AppendInfo", "AppendOrigin", "PartitionLog"]
 
 logger = logging.getLogger("headrace.log")
 
-T = TypeVar("T")
 
 _INDEX_ENTRY_BYTES_MAX: Final = 12
-_READ_ERRORS: Final = (CorruptLogError, DecodeError, OSError)
 
 
 class AppendInfo(msgspec.Struct):
@@ -106,36 +103,28 @@ class PartitionLog:
         self.directory = directory
         self.config = config
         self.recovered = recovered.report
-        self.log_start_offset = recovered.checkpoint.log_start_offset
-        self.recovery_point = recovered.checkpoint.recovery_point
-        self.compacted_to = recovered.checkpoint.compacted_to
-        self._gaps_to = recovered.checkpoint.gaps_to
-        self.tiered_to = recovered.checkpoint.tiered_to
+        begin = recovered.checkpoint
         self._clock = clock
         self._disk = disk
         self._background = background
-        self._remove_later = discard
         self._epochs = recovered.epochs
-        self._epochs.truncate_from_start(self.log_start_offset)
+        self._epochs.truncate_from_start(begin.log_start_offset)
         self._producers = recovered.producers
         self._chain = SegmentChain(
             disk,
             directory,
             recovered.segments,
             config,
-            max(self.log_start_offset, self.compacted_to, self.tiered_to),
+            max(begin.log_start_offset, begin.compacted_to, begin.tiered_to),
         )
         self._folder = LogFolder(disk, directory, companions, was_clean=recovered.report.was_clean)
         self._ready_epoch = -1
         """The leader epoch for which `_prepare_to_write` has nothing more to do, or -1."""
-        self._failure: str | None = None
-        self.is_damaged = False
-        """Whether it has failed because of the contents of its files; then it can be replaced by a copy of another
-        replica's log.
-        """
-        self._closed = False
-        self._flush_lock = threading.Lock()
-        self._checkpoint_lock = threading.Lock()  # taken after the flush lock if both are needed
+        self._health = LogHealth(directory.name)
+        self._durability = Durability(self._chain, self._folder, self._epochs, self._health, begin)
+        self._removal = SegmentRemoval(
+            disk, self._chain, self._folder, self._epochs, self._durability, self._health, discard
+        )
 
     @classmethod
     def open(
@@ -180,6 +169,11 @@ class PartitionLog:
         return self._chain.active.end_offset
 
     @property
+    def log_start_offset(self) -> int:
+        """The first offset that can be read."""
+        return self._durability.log_start_offset
+
+    @property
     def local_start_offset(self) -> int:
         """The first offset that is stored locally. Earlier ones, from the log's start on, are in remote storage only
         (KIP-405).
@@ -207,7 +201,14 @@ class PartitionLog:
     @property
     def failure(self) -> str | None:
         """The reason why the log refuses everything, or None."""
-        return self._failure
+        return self._health.failure
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether it has failed because of the contents of its files; then it can be replaced by a copy of another
+        replica's log.
+        """
+        return self._health.is_damaged
 
     def reconfigure(self, config: LogConfig) -> None:
         """Use another configuration from now on. Written records stay as they are."""
@@ -253,8 +254,8 @@ class PartitionLog:
         Raises KafkaError with Kafka's code for a refused batch, and with KAFKA_STORAGE_ERROR when the disk fails. In
         both cases the log is unchanged, except after a failed fsync (see the module).
         """
-        if self._failure is not None or self._closed:
-            self._check_usable()
+        if not self._health.is_usable:
+            self._health.check()
         config = self.config
         view = memoryview(batch)
         now_ms = self._clock.time_ms()
@@ -287,7 +288,7 @@ class PartitionLog:
         segment = self._segment_for(size, base_offset, last_offset, timestamp, leader_epoch)
         self._write(segment, prefix, rest)
         self._written(segment, header, base_offset, last_offset, size, timestamp, marker, now_ms)
-        return AppendInfo(base_offset, last_offset, append_time, self.log_start_offset)
+        return AppendInfo(base_offset, last_offset, append_time, self._durability.log_start_offset)
 
     def _segment_for(
         self, size: int, base_offset: int, last_offset: int, newest_ms: int, leader_epoch: int
@@ -298,7 +299,7 @@ class PartitionLog:
             try:
                 segment = self._roll()
             except OSError as error:
-                raise self._storage_error("append to", error) from error
+                raise self._health.storage_error("append to", error) from error
         if leader_epoch != self._ready_epoch or not segment.size:
             self._prepare_to_write(leader_epoch, base_offset)
         return segment
@@ -362,7 +363,7 @@ class PartitionLog:
         meaning as after an append. Raises KafkaError: CORRUPT_MESSAGE for bytes that were damaged on the way or that do
         not continue the log (nothing was appended then), KAFKA_STORAGE_ERROR.
         """
-        self._check_usable()
+        self._health.check()
         view = memoryview(batches)
         try:
             copies = yield from check_copies(view, self.log_end_offset, self.last_epoch)
@@ -374,12 +375,12 @@ class PartitionLog:
         if not copies.batches:
             return 0
         try:
-            if copies.have_gap and copies.end_offset > self._gaps_to:
+            if copies.have_gap and copies.end_offset > self._durability.gaps_to:
                 self._folder.make()
-                self._gaps_to = max(gaps_to, copies.end_offset)
-                self._write_checkpoint()
+                self._durability.gaps_to = max(gaps_to, copies.end_offset)
+                self._durability.write_checkpoint()
         except OSError as error:
-            raise self._storage_error("append to", error) from error
+            raise self._health.storage_error("append to", error) from error
         self._producer_state()
         for run in copies.writes():
             yield
@@ -446,7 +447,7 @@ class PartitionLog:
         leader epochs and producers known there. For a follower whose leader has no local records for it any more
         (KIP-405). Raises KafkaError.
         """
-        self._check_usable()
+        self._health.check()
         self._begin_at(
             tiered_to,
             log_start_offset=log_start_offset,
@@ -467,7 +468,7 @@ class PartitionLog:
         """Discard every local record; the log continues at `offset`, with these leader epochs and producers (the
         contents of a snapshot). Raises KafkaError.
         """
-        with self._flush_lock:
+        with self._durability.lock:
             try:
                 known = ProducerState()
                 if producers:
@@ -477,8 +478,8 @@ class PartitionLog:
                 self._chain.reader.forget()
                 self._folder.remove_snapshots()
                 self._folder.make()
-                self.tiered_to = tiered_to
-                self._write_checkpoint(log_start_offset)
+                self._durability.tiered_to = tiered_to
+                self._durability.write_checkpoint(log_start_offset)
                 self._chain.begin_at(offset, self.config)
                 self._producers = known
                 if producers:
@@ -488,9 +489,9 @@ class PartitionLog:
                     self._epochs.assign(epoch, start_offset)
                 self._epochs.truncate_from_start(log_start_offset)
                 self._folder.write_epochs(self._epochs, sync=True)
-                self.recovery_point = offset
+                self._durability.recovery_point = offset
             except (OSError, ValueError) as error:
-                self._fail(f"it could not continue at offset {offset}: {error}")
+                self._health.fail(f"it could not continue at offset {offset}: {error}")
                 raise KafkaError(
                     ErrorCode.KAFKA_STORAGE_ERROR,
                     f"{self.directory.name} could not continue at offset {offset}: {error}",
@@ -503,7 +504,7 @@ class PartitionLog:
         """The first offset of the earliest open transaction, None if none is open. Raises KafkaError."""
         producers = self._producers
         if producers is None:
-            producers = self._reading(self._producer_state)
+            producers = self._health.reading(self._producer_state)
         offset = producers.first_unstable_offset
         return offset if offset is None else max(offset, self.log_start_offset)
 
@@ -562,7 +563,7 @@ class PartitionLog:
                 ErrorCode.FENCED_LEADER_EPOCH,
                 f"leader epoch {leader_epoch} cannot write after epoch {epochs.latest}",
             )
-        self._reading(self._chain.active.load_small_indexes)
+        self._health.reading(self._chain.active.load_small_indexes)
         try:
             if self._folder.is_marked_clean:
                 self._folder.unmark_clean()
@@ -572,7 +573,7 @@ class PartitionLog:
                 epochs.assign(leader_epoch, base_offset)
             self._ready_epoch = leader_epoch
         except OSError as error:
-            raise self._storage_error("append to", error) from error
+            raise self._health.storage_error("append to", error) from error
 
     def _write(self, segment: Segment, prefix: bytes, rest: memoryview) -> None:
         try:
@@ -582,15 +583,8 @@ class PartitionLog:
                 self._folder.has_new_names = True
         except OSError as error:
             if isinstance(error, HalfWrittenError):
-                self._fail(str(error))
-            raise self._storage_error("append to", error) from error
-
-    def _storage_error(self, verb: str, error: OSError) -> KafkaError:
-        disk_errors.tell(logger, f"cannot {verb} {self.directory.name}", error)
-        return KafkaError(
-            ErrorCode.KAFKA_STORAGE_ERROR,
-            f"cannot {verb} partition {self.directory.name}: {disk_errors.why(error)}",
-        )
+                self._health.fail(str(error))
+            raise self._health.storage_error("append to", error) from error
 
     def _roll(self) -> Segment:
         """Seal the active segment and begin another, whose file is made by its first batch."""
@@ -599,7 +593,7 @@ class PartitionLog:
         self._folder.has_new_names = True
         self._chain.extend(self.config)
         if self._background is not None:
-            self._background(self._flush_in_background)
+            self._background(self._durability.flush_in_background)
         return self._chain.active
 
     # -- read ----------------------------------------------------------------------------------------------
@@ -611,7 +605,7 @@ class PartitionLog:
         may be fewer than possible. Raises KafkaError: OFFSET_OUT_OF_RANGE, KAFKA_STORAGE_ERROR; and InRemoteStorage
         below `local_start_offset`.
         """
-        self._check_usable()
+        self._health.check()
         end_offset = self.log_end_offset
         if not self.log_start_offset <= offset <= end_offset:
             raise KafkaError(
@@ -625,8 +619,8 @@ class PartitionLog:
             raise InRemoteStorage(f"{self.directory.name} has offset {offset} in remote storage only")
         try:
             return self._chain.reader.read(offset, max_bytes, min(up_to, end_offset), min_one_batch)
-        except _READ_ERRORS as error:
-            raise self._read_failed(error) from error
+        except READ_ERRORS as error:
+            raise self._health.read_error(error) from error
 
     def offset_for_timestamp(
         self, timestamp_ms: int, opened: Opened | None = None
@@ -635,7 +629,7 @@ class PartitionLog:
 
         Raises KafkaError, and BatchTakesTime if `opened` demands it.
         """
-        return self._reading(
+        return self._health.reading(
             lambda: time_lookup.first_at_or_after(
                 self._chain.segments, timestamp_ms, self.log_start_offset, opened or Opened()
             )
@@ -645,23 +639,9 @@ class PartitionLog:
         """Return (offset, timestamp, leader epoch) of the first record with the largest timestamp. Raises the same
         errors as `offset_for_timestamp`.
         """
-        return self._reading(
+        return self._health.reading(
             lambda: time_lookup.latest(self._chain.segments, self.log_start_offset, opened or Opened())
         )
-
-    def _reading(self, find: Callable[[], T]) -> T:
-        self._check_usable()
-        try:
-            return find()
-        except _READ_ERRORS as error:
-            raise self._read_failed(error) from error
-
-    def _read_failed(self, error: Exception) -> KafkaError:
-        if isinstance(error, OSError):
-            return self._storage_error("read", error)
-        self.is_damaged = True
-        self._fail(str(error))
-        return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error))
 
     # -- leader epochs -------------------------------------------------------------------------------------
 
@@ -688,7 +668,7 @@ class PartitionLog:
         Only whole segments below the high watermark and `floor` are deleted, oldest first. The age of a segment is that
         of its largest timestamp. When all records are too old, the active segment is deleted, too. Raises KafkaError.
         """
-        self._check_usable()
+        self._health.check()
         if self._producers is not None:
             self._producers.expire(self._clock.monotonic(), self.config.producer_id_expiration_ms / 1000)
         count = retention_plan(
@@ -703,13 +683,8 @@ class PartitionLog:
         if count:
             if count == self.segment_count:
                 self._roll()
-            self._drop_first(count, self._chain.bases[count])
+            self._move_log_start(self._chain.bases[count], count)
         return count
-
-    def note_tiered(self, up_to: int) -> None:
-        """Durably note that remote storage has everything below `up_to`. Any thread may call it. Raises OSError."""
-        self.tiered_to = max(self.tiered_to, up_to)
-        self._write_checkpoint()
 
     def has_local_excess(self, now_ms: int) -> bool:
         """Return whether local retention no longer covers the first segment, regardless of remote storage."""
@@ -725,12 +700,12 @@ class PartitionLog:
 
     def roll(self) -> None:
         """Begin another segment, so that the present one can be copied. Raises KafkaError."""
-        self._check_usable()
+        self._health.check()
         if self._chain.active.size:
             try:
                 self._roll()
             except OSError as error:
-                raise self._storage_error("append to", error) from error
+                raise self._health.storage_error("append to", error) from error
 
     def delete_local_segments(self, now_ms: int, floor: int | None = None) -> int:
         """Delete files of segments that remote storage has, that local retention no longer covers and that are below
@@ -738,7 +713,7 @@ class PartitionLog:
 
         The start of the log does not change. The active segment stays, as in Kafka. Raises KafkaError.
         """
-        self._check_usable()
+        self._health.check()
         if self._producers is not None:
             self._producers.expire(self._clock.monotonic(), self.config.producer_id_expiration_ms / 1000)
         count = retention_plan(
@@ -751,10 +726,7 @@ class PartitionLog:
         )
         if count:
             self._ready_epoch = -1
-            try:
-                self._remove_first(count, self.log_start_offset, self._discard)
-            except OSError as error:
-                raise self._storage_error("delete old records of", error) from error
+            self._removal.remove_local(count, self.config)
         return count
 
     def delete_records(self, before_offset: int) -> None:
@@ -763,7 +735,7 @@ class PartitionLog:
 
         Raises KafkaError: OFFSET_OUT_OF_RANGE past the log's end, KAFKA_STORAGE_ERROR.
         """
-        self._check_usable()
+        self._health.check()
         if before_offset > self.log_end_offset:
             raise KafkaError(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
@@ -772,61 +744,26 @@ class PartitionLog:
             )
         if before_offset > self.log_start_offset:
             count = sum(segment.end_offset <= before_offset for segment in self._chain.sealed)
-            self._drop_first(count, before_offset)
+            self._move_log_start(before_offset, count)
 
-    def _drop_first(self, count: int, log_start_offset: int) -> None:
-        """Move the log start, durably, and only then remove files: after a crash in between they are removed later.
-
-        A full disk has no room to note the log start, so there the files are removed first, at once, the oldest first:
-        the first remaining file shows where the log begins.
-        """
-        log_start_offset = max(log_start_offset, self.log_start_offset)
-        try:
-            self._ready_epoch = -1
-            try:
-                self._write_checkpoint(log_start_offset)
-            except OSError as error:
-                gone = count if self._chain.segments[count].size else count - 1
-                if gone <= 0 or not disk_errors.is_disk_full(error):
-                    raise
-                self._remove_first(gone, self._chain.bases[gone], None)
-                count -= gone
-                self._write_checkpoint(log_start_offset)
-            self._remove_first(count, log_start_offset, self._discard)
-        except OSError as error:
-            raise self._storage_error("delete old records of", error) from error
-
-    def _remove_first(
-        self, count: int, log_start_offset: int, discard: Callable[[Path], object] | None
-    ) -> None:
-        self.log_start_offset = max(self.log_start_offset, log_start_offset)
-        self._epochs.truncate_from_start(log_start_offset)
-        self._folder.unmark_clean()
-        for segment in self._chain.drop_first(count):
-            segment.remove(discard)
-            if discard is None:  # only the files show where the log begins: a power cut must not leave a hole
-                self._folder.sync()
-
-    def _discard(self, path: Path) -> None:
-        if self._remove_later is None:
-            self._disk.remove(path)
-        else:
-            self._remove_later(path, self.config.file_delete_delay_ms)
+    def _move_log_start(self, offset: int, count: int) -> None:
+        self._ready_epoch = -1
+        self._removal.move_log_start(offset, count, self.config)
 
     def truncate_to(self, offset: int) -> None:
         """Remove every batch that reaches `offset` or beyond; the log then ends at or before `offset`.
 
         For leaders that lost an election, never for acknowledged records. Raises KafkaError.
         """
-        self._check_usable()
+        self._health.check()
         if offset >= self.log_end_offset:
             return
-        with self._flush_lock:
+        with self._durability.lock:
             try:
                 self._truncate(offset)
             except OSError as error:
-                self._fail(f"truncation to {offset} failed half-way: {error}")
-                raise self._storage_error("truncate", error) from error
+                self._health.fail(f"truncation to {offset} failed half-way: {error}")
+                raise self._health.storage_error("truncate", error) from error
 
     def _truncate(self, offset: int) -> None:
         self._folder.unmark_clean()
@@ -835,10 +772,7 @@ class PartitionLog:
         end_offset = offset
         if offset >= self._chain.bases[0]:
             end_offset = self._chain.from_offset(offset)[0].locate(offset)[1]
-        self.recovery_point = min(self.recovery_point, end_offset)
-        self.compacted_to = min(self.compacted_to, end_offset)
-        self.tiered_to = min(self.tiered_to, end_offset)
-        self._write_checkpoint(min(self.log_start_offset, end_offset))
+        self._durability.truncate_to(end_offset)
         self._chain.cut(offset, self.config, self._folder)
         self._epochs.truncate_from_end(self.log_end_offset)
         self._folder.write_epochs(self._epochs, sync=True)
@@ -861,14 +795,9 @@ class PartitionLog:
             for producer_id, producer in self._producer_state().producers.items()
         }
 
-    def note_compaction(self, up_to: int) -> None:
-        """Durably allow offsets below `up_to` to be missing. Any thread may call it. Raises OSError."""
-        self.compacted_to = max(self.compacted_to, up_to)
-        self._write_checkpoint()
-
     def check_segments(self, group: Sequence[Segment]) -> None:
         """Raise CleaningAbandoned unless the segments are still there, one after another."""
-        if self._closed or self._failure is not None:
+        if not self._health.is_usable:
             raise CleaningAbandoned(f"{self.directory.name} is closed")
         if not self._chain.has(group):
             raise CleaningAbandoned(f"segments of {self.directory.name} are gone")
@@ -878,131 +807,49 @@ class PartitionLog:
 
         The new file keeps its own name until `finish_exchange`. Readers of the old files go on. Raises OSError.
         """
-        self._folder.unmark_clean()
-        self._chain.exchange(group, cleaned)
-        try:
-            for segment in group:
-                segment.remove(self._discard)
-        except OSError as error:
-            self._fail(f"an exchange of compacted segments failed half-way: {error}")
-            raise
+        self._removal.exchange(group, cleaned, self.config)
 
     def finish_exchange(self, cleaned: Segment) -> None:
         """Give the new segment its name, once the removal of the files by `exchange` is durable. Raises OSError."""
-        try:
-            cleaned.take_place()
-        except OSError as error:
-            self._fail(f"a compacted segment could not take its place: {error}")
-            raise
+        self._removal.finish_exchange(cleaned)
 
-    # -- durability ----------------------------------------------------------------------------------------
-
-    def flush(self) -> None:
-        """Make everything appended so far durable and note its end. Any thread may call it.
-
-        Raises KafkaError(KAFKA_STORAGE_ERROR); the log then refuses everything.
-        """
-        with self._flush_lock:
-            self._check_usable()
-            end_offset = self.log_end_offset
-            if self.recovery_point >= end_offset and not self._indexes_wait:
-                return
-            self._sync(end_offset)
-            try:
-                self._folder.write_epochs(self._epochs, sync=True)
-                self._write_checkpoint()
-            except OSError as error:
-                raise self._storage_error("flush", error) from error
-
-    def _write_checkpoint(self, log_start_offset: int | None = None) -> None:
-        """Durably note the recovery point and the log start, which moves if it is given. Raises OSError."""
-        with self._checkpoint_lock:
-            if log_start_offset is None:
-                log_start_offset = self.log_start_offset
-            self._folder.write_checkpoint(self._checkpoint(log_start_offset))
-            self.log_start_offset = log_start_offset
-
-    def _checkpoint(self, log_start_offset: int) -> Checkpoint:
-        aborted = {
-            segment.base_offset: len(segment.aborted)
-            for segment in list(self._chain.segments)
-            if len(segment.aborted)
-        }
-        recovery_point = min([self.recovery_point, *(segment.base_offset for segment in self._indexes_wait)])
-        return Checkpoint(
-            log_start_offset, recovery_point, aborted, self.compacted_to, self._gaps_to, self.tiered_to
-        )
+    # -- durability (see `Durability`) ---------------------------------------------------------------------
 
     @property
-    def _indexes_wait(self) -> list[Segment]:
-        """Return the segments whose index files are not synced yet."""
-        return [segment for segment in list(self._chain.segments) if segment.has_unsynced_indexes]
+    def recovery_point(self) -> int:
+        """The end of the records that are on the disk."""
+        return self._durability.recovery_point
 
     @property
     def must_commit(self) -> bool:
         """Whether the last append waits for a `commit`."""
-        return self._chain.active.end_offset - self.recovery_point >= self.config.flush_messages
+        return self._chain.active.end_offset - self._durability.recovery_point >= self.config.flush_messages
 
     def commit(self) -> None:
-        """Sync everything appended so far to the disk; afterwards `recovery_point` is its end. Any thread may call it.
+        """Sync everything appended so far, as `Durability.commit`. Any thread may call it."""
+        self._durability.commit()
 
-        Cheaper than `flush`: the end is noted in memory only, so a recovery scans from the last flush on. Raises
-        KafkaError(KAFKA_STORAGE_ERROR); the log then refuses everything.
-        """
-        with self._flush_lock:
-            self._check_usable()
-            end_offset = self.log_end_offset
-            if self.recovery_point < end_offset:
-                self._sync(end_offset)
+    def flush(self) -> None:
+        """Sync everything appended so far and note its end, as `Durability.flush`. Any thread may call it."""
+        self._durability.flush()
 
-    def _sync(self, end_offset: int) -> None:
-        """Sync records above the recovery point, then raise it to `end_offset`."""
-        for segment in list(self._chain.segments):
-            if segment.size and (segment.end_offset > self.recovery_point or segment.has_unsynced_indexes):
-                try:
-                    segment.sync()
-                except FileNotFoundError:
-                    if segment in self._chain.segments:
-                        raise self._sync_failed(OSError(f"{segment.path} is gone")) from None
-                except OSError as error:
-                    raise self._sync_failed(error) from error
-        if self._folder.has_new_names:
-            try:
-                self._folder.has_new_names = False
-                self._folder.sync_names(self._chain.active.base_offset)
-            except OSError as error:
-                self._folder.has_new_names = True
-                raise self._sync_failed(error) from error
-        self.recovery_point = max(self.recovery_point, end_offset)
+    @property
+    def tiered_to(self) -> int:
+        """Remote storage has everything below this offset."""
+        return self._durability.tiered_to
 
-    def _sync_failed(self, error: OSError) -> KafkaError:
-        if disk_errors.is_out_of_descriptors(error):  # the fsync has not begun, and the next one may
-            return self._storage_error("flush", error)
-        self._fail(
-            f"the disk could not make records durable (fsync: {error}); restart to find out what survived"
-        )
-        return KafkaError(
-            ErrorCode.KAFKA_STORAGE_ERROR, f"partition {self.directory.name} is offline: {self._failure}"
-        )
+    def note_tiered(self, up_to: int) -> None:
+        """Durably note that remote storage has everything below `up_to`. Any thread may call it. Raises OSError."""
+        self._durability.note_tiered(up_to)
 
-    def _flush_in_background(self) -> None:
-        """Flush, and log a failure instead of raising it: there is no caller. The failure has stopped the log."""
-        with contextlib.suppress(KafkaError):
-            if not self._closed:
-                self.flush()
+    @property
+    def compacted_to(self) -> int:
+        """Offsets below it may be missing, because compaction has removed their records."""
+        return self._durability.compacted_to
 
-    def _fail(self, why: str) -> None:
-        if self._failure is None:
-            self._failure = why
-            logger.error("partition %s is offline: %s", self.directory.name, why)
-
-    def _check_usable(self) -> None:
-        if self._failure is not None:
-            raise KafkaError(
-                ErrorCode.KAFKA_STORAGE_ERROR, f"partition {self.directory.name} is offline: {self._failure}"
-            )
-        if self._closed:
-            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"partition {self.directory.name} is closed")
+    def note_compaction(self, up_to: int) -> None:
+        """Durably allow offsets below `up_to` to be missing. Any thread may call it. Raises OSError."""
+        self._durability.note_compaction(up_to)
 
     # -- the end -------------------------------------------------------------------------------------------
 
@@ -1011,13 +858,18 @@ class PartitionLog:
 
         Raises KafkaError(KAFKA_STORAGE_ERROR) when that fails; the log is closed all the same.
         """
-        if self._closed:
+        if self._health.is_closed:
             return
         try:
-            if clean and self._failure is None and not self._folder.is_marked_clean and self._has_history:
+            if (
+                clean
+                and self._health.failure is None
+                and not self._folder.is_marked_clean
+                and self._has_history
+            ):
                 self._leave_clean()
         finally:
-            self._closed = True
+            self._health.close()
             for segment in self._chain.segments:
                 segment.release()
             self._chain.reader.forget()
@@ -1027,8 +879,7 @@ class PartitionLog:
         return self.log_end_offset > 0
 
     def _leave_clean(self) -> None:
-        with self._flush_lock:
-            self._sync(self.log_end_offset)
+        self._durability.sync_all()
         active = self._chain.active
         try:
             # A small log is read at once, so it needs no files that make reading faster.
@@ -1042,12 +893,12 @@ class PartitionLog:
             if self._epochs.written != tuple(self._epochs.entries):
                 self._folder.write_epochs(self._epochs, sync=False)
             self._folder.mark_clean(
-                self._checkpoint(self.log_start_offset),
+                self._durability.checkpoint(self.log_start_offset),
                 self._epochs,
                 [segment for segment in self._chain.segments if segment.size],
             )
         except OSError as error:
-            raise self._storage_error("close", error) from error
+            raise self._health.storage_error("close", error) from error
 
     def delete(self) -> None:
         """Close the log and remove its files; also the directory, unless it has other files.

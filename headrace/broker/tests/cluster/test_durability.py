@@ -337,7 +337,7 @@ async def test_d4_a_failed_fsync_fails_its_partition_and_no_other(tmp_path) -> N
         assert (await broker.produce("t", [b"first"])).error_code == 0
 
         def fails() -> None:
-            broken.log._fail("the disk could not make records durable (fsync: EIO)")
+            broken.log._health.fail("the disk could not make records durable (fsync: EIO)")
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "EIO")
 
         broken.log.commit = fails
