@@ -8,13 +8,13 @@ import typer
 
 from headrace.tablelayer.cli.options import Format
 from headrace.tablelayer.cli.output import json_row, write_rows
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.types.values import literal_sql
 
 _COLUMNS = ("column", "type", "nullable", "default", "key", "comment")
 
 
-def _rows(definition: TableDefinition) -> list[tuple[str, ...]]:
+def _rows(definition: StoredTable) -> list[tuple[str, ...]]:
     return [
         (
             column.name,
@@ -28,7 +28,7 @@ def _rows(definition: TableDefinition) -> list[tuple[str, ...]]:
     ]
 
 
-def definition_object(definition: TableDefinition) -> dict[str, Any]:
+def definition_object(definition: StoredTable) -> dict[str, Any]:
     """Return everything that `describe_definition` shows, for programs."""
     return {
         "table": str(definition.path),
@@ -45,7 +45,7 @@ def definition_object(definition: TableDefinition) -> dict[str, Any]:
     }
 
 
-def describe_definition(definition: TableDefinition, output: Format) -> None:
+def describe_definition(definition: StoredTable, output: Format) -> None:
     """Show columns as rows; in table format also the properties of the whole table below."""
     write_rows(_COLUMNS, _rows(definition), output)
     if output is not Format.TABLE:
@@ -62,7 +62,7 @@ def describe_definition(definition: TableDefinition, output: Format) -> None:
     typer.echo(f"id {definition.table_id}, schema {definition.schema.schema_id}{altered}")
 
 
-def _key(definition: TableDefinition, name: str) -> str:
+def _key(definition: StoredTable, name: str) -> str:
     words = []
     if name in definition.schema.primary_key:
         words.append("primary")

@@ -59,7 +59,7 @@ def _find(connection: Connection, name: str) -> tuple[str, UUID]:
         if each.name == name or (each.name == f"{DEFAULT_DATABASE}.{name}" and not each.is_topic):
             return each.name, each.table_id
     definition = connection.admin.describe_table(name)
-    return str(definition.path), definition.id
+    return str(definition.path), definition.table_id
 
 
 def state_text(status: LakeStatus | ListedLake) -> str:

@@ -12,7 +12,7 @@ from headrace.tablelayer.client.config import ClientConfig
 from headrace.tablelayer.client.metrics import ClientMetrics
 from headrace.tablelayer.client.security.settings import Bootstrap, ConnectionSettings
 from headrace.tablelayer.client.wire.cluster import Cluster
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import StoredTable, TableDefinition, TablePath
 
 if TYPE_CHECKING:
     from headrace.tablelayer.client.admin.kafka import AsyncKafkaAdmin
@@ -62,6 +62,10 @@ class AsyncConnection:
         """Open a table by its definition, without a request. ValueError if the definition has no id."""
         from headrace.tablelayer.client.table.table import AsyncTable
 
+        if not isinstance(definition, StoredTable):
+            raise ValueError(
+                f"the definition of {definition.path} has no table id: get it with describe_table"
+            )
         table = AsyncTable(self.cluster, definition)
         self._tables.add(table)
         return table

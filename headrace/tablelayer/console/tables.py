@@ -21,7 +21,7 @@ from headrace.tablelayer.model.errors import RowError
 from headrace.tablelayer.model.json.rows import json_to_rows
 from headrace.tablelayer.model.options.table_options import DECLARED, UnknownFields
 from headrace.tablelayer.model.schema.schema import Column
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 
 ROWS_MAX: Final = 1000
 WRITTEN_MAX: Final = 1000
@@ -201,7 +201,7 @@ class Tables:
         return {**rows_of(rows), "more": more, "ms": round((time.monotonic() - began) * 1000, 1)}
 
     @staticmethod
-    def _keys(definition: TableDefinition, texts: list[str]) -> pa.Table:
+    def _keys(definition: StoredTable, texts: list[str]) -> pa.Table:
         if not definition.is_primary_key_table:
             raise RequestError(f"{definition.path} is a log table: it has no keys")
         columns = definition.schema.key_columns

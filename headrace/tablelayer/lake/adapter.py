@@ -22,7 +22,7 @@ from headrace.tablelayer.model.lake.offsets import (
     offsets_to_json,
     partitions_of,
 )
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.table.partition_keys import values_of
 from headrace.tablelayer.model.types.values import literal_sql
 
@@ -69,7 +69,7 @@ class LakeState:
     dropped: Mapping[str, UUID] = field(default_factory=dict, compare=False)
 
 
-def round_properties(definition: TableDefinition, offsets: Offsets, epoch: int) -> dict[str, str]:
+def round_properties(definition: StoredTable, offsets: Offsets, epoch: int) -> dict[str, str]:
     """Return the snapshot properties of a round."""
     return {
         OFFSETS_PROPERTY: offsets_to_json(offsets),
@@ -81,7 +81,7 @@ def round_properties(definition: TableDefinition, offsets: Offsets, epoch: int) 
 class LakeTable(Protocol):
     """One table in a lake."""
 
-    def stored_definition(self) -> TableDefinition | None:
+    def stored_definition(self) -> StoredTable | None:
         """Return the definition that the lake table was created or last changed from; None without a lake table."""
 
     def find_committed(self, known_snapshot: int | None = None) -> LakeState:
@@ -164,7 +164,7 @@ def touched_partitions(base: LakeState, offsets: Offsets) -> list[str]:
     return partitions_of([place for place, offset in offsets.items() if base.offsets.get(place) != offset])
 
 
-def partition_condition(definition: TableDefinition, partitions: Sequence[str], prefix: str = "") -> str:
+def partition_condition(definition: StoredTable, partitions: Sequence[str], prefix: str = "") -> str:
     """Return an SQL condition that is true for rows of these partitions."""
     columns = [definition.schema.column(key) for key in definition.partition_keys]
     each = [

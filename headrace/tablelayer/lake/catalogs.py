@@ -14,7 +14,7 @@ from uuid import UUID
 from headrace.tablelayer.lake.adapter import LakeError, LakeTable
 from headrace.tablelayer.lake.coordinator import TOKEN_VARIABLE, LakeStatus, ServerCoordinator
 from headrace.tablelayer.lake.reader import LakeReader
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import StoredTable, TablePath
 from headrace.tablelayer.spark.sessions import iceberg_catalog_properties
 
 CATALOG_PROPERTY_PREFIX = "datalake.{format}."
@@ -28,7 +28,7 @@ class LakeCatalog:
     format: str
     properties: Mapping[str, str] = field(repr=False)
 
-    def table(self, spark: Any, definition: TableDefinition) -> LakeTable:
+    def table(self, spark: Any, definition: StoredTable) -> LakeTable:
         """Return a table's copy, for reading and writing in this session. Raises LakeError."""
         if self.format == "paimon":
             from headrace.tablelayer.lake.paimon import PaimonTable
@@ -38,7 +38,7 @@ class LakeCatalog:
 
         return IcebergTable(spark, definition, self.properties)
 
-    def reader(self, definition: TableDefinition) -> LakeReader:
+    def reader(self, definition: StoredTable) -> LakeReader:
         """Return a table's copy as it is now, for reading without Spark. Raises LakeError."""
         if self.format == "paimon":
             from headrace.tablelayer.lake.paimon_reader import PaimonReader
@@ -56,7 +56,7 @@ class TieredTable:
     `known_snapshot` is the last lake snapshot that was reported to the server. `dropped` as in `LakeState`.
     """
 
-    definition: TableDefinition
+    definition: StoredTable
     catalog: LakeCatalog
     known_snapshot: int | None
     dropped: Mapping[str, UUID] = field(default_factory=dict)
@@ -71,7 +71,7 @@ def tiered_table(connection: Any, name: str, warehouse: str | None) -> TieredTab
     if path.partition is not None:
         raise LakeError(f"{path} is a partition, which is tiered together with its table: read {path.whole}")
     definition = connection.admin.describe_table(path)
-    status = ServerCoordinator(connection, "union read").describe(definition.id)
+    status = ServerCoordinator(connection, "union read").describe(definition.table_id)
     return TieredTable(definition, lake_catalog(status, warehouse, path), status.snapshot_id, status.dropped)
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from headrace.tablelayer.client.security.settings import Bootstrap, ConnectionSettings
 from headrace.tablelayer.model.lake.offsets import Offsets, PartitionBucket, in_order
 from headrace.tablelayer.model.options.table_options import ChangelogImage
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.table.partitions import Partition
 from headrace.tablelayer.spark.frames import frame_schema, splits_frame
 from headrace.tablelayer.spark.splits import (
@@ -59,7 +59,7 @@ class ChangeSource(Protocol):
 class TableChanges:
     """`ChangeSource` over the table client."""
 
-    def __init__(self, connection: Any, bootstrap: Bootstrap, definition: TableDefinition) -> None:
+    def __init__(self, connection: Any, bootstrap: Bootstrap, definition: StoredTable) -> None:
         self._table = connection.table(str(definition.path))
         self._bootstrap = ConnectionSettings.make(bootstrap)
         self._definition = definition

@@ -18,7 +18,7 @@ from uuid import UUID
 from headrace.tablelayer.lake.adapter import TABLE_ID_PROPERTY, LakeError, RoundLostError
 from headrace.tablelayer.model.lake.topics import from_stored, stored_text
 from headrace.tablelayer.model.schema.schema import Column
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable, TableDefinition
 from headrace.tablelayer.model.types.column_types import TypeKind
 from headrace.tablelayer.model.types.values import literal_sql
 from headrace.tablelayer.spark.types import spark_type
@@ -46,7 +46,7 @@ def fields_by_column(text: str | None, definition: TableDefinition, first_field:
     return {int(column): int(field) for column, field in json.loads(text).items()}
 
 
-def stored_definition(definition: TableDefinition, properties: Any) -> TableDefinition | None:
+def stored_definition(definition: TableDefinition, properties: Any) -> StoredTable | None:
     """Return the definition in a lake table's properties (a Python or Java mapping); None if there is none."""
     text = properties.get(DEFINITION_PROPERTY)
     if text is None:

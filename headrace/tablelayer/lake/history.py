@@ -19,7 +19,7 @@ from headrace.tablelayer.lake.adapter import (
     LakeState,
 )
 from headrace.tablelayer.model.lake.offsets import offsets_from_json
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class LakeSnapshot:
 
 
 def find_committed(
-    definition: TableDefinition,
+    definition: StoredTable,
     owner: str | None,
     head: int | None,
     look_up: Callable[[int], LakeSnapshot | None],
@@ -65,7 +65,7 @@ def find_committed(
     return found
 
 
-def committed_in(definition: TableDefinition, snapshot: LakeSnapshot, head: int) -> LakeState | None:
+def committed_in(definition: StoredTable, snapshot: LakeSnapshot, head: int) -> LakeState | None:
     """Return the state that a snapshot of tiering records; None for a snapshot of another writer.
 
     Raises LakeError when the snapshot belongs to another table.
@@ -80,7 +80,7 @@ def committed_in(definition: TableDefinition, snapshot: LakeSnapshot, head: int)
     return LakeState(head, number, offsets_from_json(text), epoch)
 
 
-def _check_owner(definition: TableDefinition, owner: str | None, what: str) -> None:
+def _check_owner(definition: StoredTable, owner: str | None, what: str) -> None:
     if owner != str(definition.table_id):
         raise LakeError(
             f"{what} of {definition.path} belongs to table id {owner}, but the table is {definition.table_id}: it was"

@@ -57,7 +57,7 @@ from headrace.tablelayer.lake.iceberg_columns import (
 from headrace.tablelayer.lake.iceberg_maintenance import compact, expire
 from headrace.tablelayer.model.lake.offsets import Offsets
 from headrace.tablelayer.model.options.lake_options import ICEBERG_PREFIX, passed_options
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.types.column_types import TypeKind
 from headrace.tablelayer.spark.sessions import LAKE_CATALOG, attach_catalog
 from headrace.tablelayer.spark.splits import DELETED_COLUMN
@@ -91,13 +91,11 @@ class IcebergTable:
     def __init__(
         self,
         spark: Any,
-        definition: TableDefinition,
+        definition: StoredTable,
         properties: Mapping[str, str],
         catalog: str = LAKE_CATALOG,
     ) -> None:
         """`properties` are the catalog's, as in `spark.sql.catalog.<name>.*`; `warehouse` is required."""
-        if definition.table_id is None:
-            raise LakeError(f"table {definition.path} has no id: describe it on the server first")
         self.definition = definition
         self.table_id = str(definition.table_id)
         self.spark = spark
@@ -157,7 +155,7 @@ class IcebergTable:
             evolve_columns(self.spark, self._load(), self.definition)
             self.spark.sql(f"REFRESH TABLE {self.name}")
 
-    def stored_definition(self) -> TableDefinition | None:
+    def stored_definition(self) -> StoredTable | None:
         """See `LakeTable`."""
         table = self._load()
         return None if table is None else stored_definition(self.definition, table.properties())
@@ -408,7 +406,7 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace("'", "\\'")
 
 
-def _lock_file(properties: Mapping[str, str], definition: TableDefinition) -> Path | None:
+def _lock_file(properties: Mapping[str, str], definition: StoredTable) -> Path | None:
     """Return the lock file; None except for a Hadoop catalog on a local folder."""
     warehouse = properties.get("warehouse", "").removeprefix("file://")
     if properties.get("type", "hadoop") != "hadoop" or "://" in warehouse or not warehouse:

@@ -31,7 +31,7 @@ from headrace.tablelayer.model.filters.conditions import Predicate
 from headrace.tablelayer.model.filters.filters import Filter
 from headrace.tablelayer.model.lake.offsets import offsets_from_json
 from headrace.tablelayer.model.schema.schema import Column
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.types.column_types import TypeKind
 
 _GZIP = b"\x1f\x8b"
@@ -44,7 +44,7 @@ _COMPARISONS = {
 class IcebergReader:
     """A table's copy in an Iceberg catalog, as of the construction of this object."""
 
-    def __init__(self, definition: TableDefinition, properties: Mapping[str, str]) -> None:
+    def __init__(self, definition: StoredTable, properties: Mapping[str, str]) -> None:
         """`properties` as for `IcebergTable`. Raises LakeError: pyiceberg is missing, or cannot read the catalog."""
         self.definition = definition
         self.properties = properties
@@ -165,7 +165,7 @@ def _summary(snapshot: Any) -> Mapping[str, str]:
     return found
 
 
-def _load(definition: TableDefinition, properties: Mapping[str, str]) -> Any:
+def _load(definition: StoredTable, properties: Mapping[str, str]) -> Any:
     """Load pyiceberg's table; None if it does not exist yet."""
     path = definition.path
     try:

@@ -58,7 +58,7 @@ from headrace.tablelayer.lake.paimon_maintenance import compact, expire
 from headrace.tablelayer.lake.paimon_read import read_rows
 from headrace.tablelayer.model.lake.offsets import Offsets, PartitionBucket, in_order
 from headrace.tablelayer.model.options.lake_options import PAIMON_PREFIX, passed_options
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.table.partition_keys import values_of
 from headrace.tablelayer.spark.splits import DELETED_COLUMN
 
@@ -73,10 +73,8 @@ _TIMESTAMPS = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
 class PaimonTable:
     """A table's copy in a Paimon filesystem catalog. Only the thread that created it may use it."""
 
-    def __init__(self, spark: Any, definition: TableDefinition, properties: Mapping[str, str]) -> None:
+    def __init__(self, spark: Any, definition: StoredTable, properties: Mapping[str, str]) -> None:
         """`properties` are the catalog's, as in `CatalogContext`; `warehouse` is required."""
-        if definition.table_id is None:
-            raise LakeError(f"table {definition.path} has no id: describe it on the server first")
         self.definition = definition
         self.table_id = str(definition.table_id)
         self.spark = spark
@@ -137,7 +135,7 @@ class PaimonTable:
             changes = schema_changes(self.jvm, table, self.definition)
             self._catalog.alterTable(self._identifier, changes, False)
 
-    def stored_definition(self) -> TableDefinition | None:
+    def stored_definition(self) -> StoredTable | None:
         """See `LakeTable`."""
         table = self._load()
         return None if table is None else stored_definition(self.definition, table.options())

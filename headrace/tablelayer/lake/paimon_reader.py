@@ -43,7 +43,7 @@ from headrace.tablelayer.model.filters.conditions import Predicate
 from headrace.tablelayer.model.filters.filters import Filter
 from headrace.tablelayer.model.lake.offsets import offsets_from_json
 from headrace.tablelayer.model.schema.schema import Column
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.spark.key_set import KeySet
 from headrace.tablelayer.spark.splits import DELETED_COLUMN, last_changes
 
@@ -55,7 +55,7 @@ _ADD, _DELETE = 0, 1
 class PaimonReader:
     """A table's copy in a Paimon filesystem catalog, as of the construction of this object."""
 
-    def __init__(self, definition: TableDefinition, properties: Mapping[str, str]) -> None:
+    def __init__(self, definition: StoredTable, properties: Mapping[str, str]) -> None:
         """`properties` as for `PaimonTable`. Raises LakeError when the warehouse cannot be opened here."""
         from pyarrow import fs
 

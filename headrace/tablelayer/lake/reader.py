@@ -14,7 +14,7 @@ from headrace.tablelayer.model.filters.conditions import Predicate
 from headrace.tablelayer.model.filters.filters import Filter
 from headrace.tablelayer.model.lake.offsets import Offsets, PartitionBucket, in_order
 from headrace.tablelayer.model.schema.schema import Column
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.types.column_types import TypeKind
 
 
@@ -57,7 +57,7 @@ class LakeReader(Protocol):
         """Return the pieces of a snapshot that may have rows for the predicate."""
 
 
-def snapshots_schema(definition: TableDefinition) -> pa.Schema:
+def snapshots_schema(definition: StoredTable) -> pa.Schema:
     """Return the Arrow schema of `LakeTable.snapshots`."""
     by_bucket = pa.map_(pa.int32(), pa.int64())
     return pa.schema(

@@ -28,7 +28,7 @@ from headrace.tablelayer.lake.iceberg_reader import IcebergReader
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.lake.topics import DEAD_LETTERS_SUFFIX, TopicLake
 from headrace.tablelayer.model.messages.lake import ListedLake
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 
 LEVEL_SEPARATOR = "\x1f"
 """Separator of the levels of a namespace in a URL; our namespaces have one level."""
@@ -193,7 +193,7 @@ class TieredLakes:
             each for each in list_lake(self._connection) if each.format == _FORMAT and each.snapshot_id >= 0
         ]
 
-    def _definitions(self, listed: ListedLake) -> list[TableDefinition]:
+    def _definitions(self, listed: ListedLake) -> list[StoredTable]:
         """Return the definitions of an entry's lake tables; none if it does not exist any more."""
         try:
             if not listed.is_topic:
@@ -210,7 +210,7 @@ class TieredLakes:
         lake = TopicLake.parse(listed.name, described.required_configs())
         return [lake.undefined(listed.table_id), lake.dead_letters(listed.table_id)]
 
-    def _reader(self, listed: ListedLake, definition: TableDefinition) -> IcebergReader:
+    def _reader(self, listed: ListedLake, definition: StoredTable) -> IcebergReader:
         status = self._coordinator.describe(listed.table_id)
         path = listed.name if listed.is_topic else definition.path
         return IcebergReader(definition, lake_catalog(status, self._warehouse, path).properties)

@@ -35,7 +35,7 @@ from headrace.tablelayer.model.lake.offsets import Offsets
 from headrace.tablelayer.model.lake.topic_options import TopicFormat
 from headrace.tablelayer.model.lake.topics import TopicLake, successor
 from headrace.tablelayer.model.schema.schema import Column, Schema
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.types.column_types import BIGINT, BOOLEAN, DOUBLE, STRING, DataType, decimal
 from headrace.tablelayer.spark.splits import DELETED_COLUMN, last_changes
 from headrace.tablelayer.spark.types import conform, spark_arrow_schema, spark_schema
@@ -66,7 +66,7 @@ class TopicSource:
         self._connection = connection
         self._settings = ConnectionSettings.make(bootstrap)
         self._end = dict(connection.kafka.offsets(topic.name, LATEST, committed=True))
-        self.definition: TableDefinition | None = None
+        self.definition: StoredTable | None = None
         self.renamed: list[str] = []
         """Sentences about fields found in this round whose columns have other names."""
         self._bad: Any = None
@@ -82,7 +82,7 @@ class TopicSource:
 
     # ---- the lake table's columns
 
-    def define(self, spark: Any, stored: TableDefinition | None, base: LakeState) -> TableDefinition | None:
+    def define(self, spark: Any, stored: StoredTable | None, base: LakeState) -> StoredTable | None:
         """Return the lake table's definition for this round; None if there are no records to infer columns from.
 
         `stored` is the present definition. Raises LakeError when it cannot be changed to the declared one.
@@ -106,7 +106,7 @@ class TopicSource:
                     self.definition = successor(stored, found, keep=True)
                 elif found:
                     schema = Schema.of(found).to_json()
-                    self.definition = lake.definition(schema, topic.topic_id, topic.partitions)
+                    self.definition = lake.definition(schema, topic.partitions).with_id(topic.topic_id)
         except TableError as error:
             raise LakeError(
                 f"topic {topic.name} cannot become lake table {lake.path}: {error.message}"
@@ -208,7 +208,7 @@ class TopicSource:
         return frame.selectExpr("key", "value", headers, "timestamp", "`partition`", "`offset`")
 
 
-def _newest(frame: Any, definition: TableDefinition) -> Any:
+def _newest(frame: Any, definition: StoredTable) -> Any:
     """Return the last change of each key. Across partitions, the record's timestamp decides."""
     from pyspark.sql import functions
 

@@ -26,7 +26,7 @@ from headrace.tablelayer.lake.catalogs import tiered_table
 from headrace.tablelayer.lake.change_source import TableChanges, with_state
 from headrace.tablelayer.lake.names import CHANGELOG_SUFFIX, LAKE_SUFFIX, SNAPSHOTS_SUFFIX
 from headrace.tablelayer.model.lake.offsets import Offsets, PartitionBucket, in_order
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.spark.builder import table as open_builder
 from headrace.tablelayer.spark.options import server_options
 from headrace.tablelayer.spark.splits import DELETED_COLUMN
@@ -112,7 +112,7 @@ def _stream_start(tiered: Offsets, present: Offsets) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    definition: TableDefinition
+    definition: StoredTable
     lake: LakeTable
     state: LakeState
     source: TableChanges
@@ -127,7 +127,7 @@ def _open(spark: Any, bootstrap: Bootstrap, table: str, warehouse: str | None) -
     return _Opened(definition, lake, state, TableChanges(client, bootstrap, definition))
 
 
-def _without(lake: Any, definition: TableDefinition, hidden: list[str]) -> Any:
+def _without(lake: Any, definition: StoredTable, hidden: list[str]) -> Any:
     """Return the lake's rows without those of the partitions `hidden`."""
     return lake.where(f"NOT {partition_condition(definition, hidden)}") if hidden else lake
 
@@ -136,7 +136,7 @@ def _living(rows: Any) -> Any:
     return rows.where(f"NOT {DELETED_COLUMN}").drop(DELETED_COLUMN)
 
 
-def merge_tail(lake: Any, tail: Any, definition: TableDefinition, changes: int) -> Any:
+def merge_tail(lake: Any, tail: Any, definition: StoredTable, changes: int) -> Any:
     """Return the lake's rows overlaid with the tail.
 
     `tail` is from `ChangeSource.changes` and has at most `changes` rows.

@@ -45,7 +45,7 @@ from headrace.tablelayer.model.filters.filters import Filter, FilterLike, encode
 from headrace.tablelayer.model.lake.offsets import PartitionBucket
 from headrace.tablelayer.model.options.table_options import ChangelogImage
 from headrace.tablelayer.model.schema.schema import Column
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.table.partition_keys import values_of
 from headrace.tablelayer.model.table.partitions import Partition, matching, typed_value
 from headrace.tablelayer.spark.key_set import KeySet
@@ -145,7 +145,7 @@ def _ends_at(latest: Mapping[Any, int], until: Mapping[str, Mapping[int, int]]) 
 
 
 def _state_at(
-    lake: LakeReader, definition: TableDefinition, state: LakeState, end: Mapping[Any, int]
+    lake: LakeReader, definition: StoredTable, state: LakeState, end: Mapping[Any, int]
 ) -> LakeState:
     """Return the newest state of the lake that has nothing after `end`.
 
@@ -163,7 +163,7 @@ def _state_at(
 
 
 def _in_partitions(
-    definition: TableDefinition,
+    definition: StoredTable,
     only: Mapping[str, str] | None,
     wanted: FilterLike,
     predicate: Predicate | None,
@@ -189,7 +189,7 @@ def _in_partitions(
 
 
 def past_snapshot(
-    lake: LakeReader, definition: TableDefinition, snapshot: int | None, time_ms: int | None
+    lake: LakeReader, definition: StoredTable, snapshot: int | None, time_ms: int | None
 ) -> int:
     """Return `snapshot`, or the number of the newest snapshot at `time_ms`. Raises LakeError if it does not exist."""
     known = lake.snapshots()
@@ -269,7 +269,7 @@ class UnionScan:
     def __init__(
         self,
         connection: Any,
-        definition: TableDefinition,
+        definition: StoredTable,
         lake: LakeReader,
         state: LakeState,
         tails: Sequence[_Tail] | None,
@@ -313,7 +313,7 @@ class UnionScan:
     def of_pinned(
         cls,
         connection: Any,
-        definition: TableDefinition,
+        definition: StoredTable,
         lake: LakeReader,
         pinned: Pinned,
         columns: Sequence[str],
@@ -534,7 +534,7 @@ class _LateKeys:
         return rows if self._keys is None else rows.filter(pc.invert(self._keys.contains(rows)))
 
 
-def _parsed(wanted: FilterLike, definition: TableDefinition) -> tuple[Filter | None, Predicate | None]:
+def _parsed(wanted: FilterLike, definition: StoredTable) -> tuple[Filter | None, Predicate | None]:
     """Return the filter, and the part of it that can be inspected. Raises TableError(INVALID_FILTER)."""
     if wanted is None:
         return None, None

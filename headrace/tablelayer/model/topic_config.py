@@ -7,7 +7,6 @@ column list of a CREATE TABLE statement, so this module stands above both tables
 from __future__ import annotations
 
 from collections.abc import Mapping
-from uuid import UUID
 
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.options import table_options
@@ -30,9 +29,7 @@ from headrace.tablelayer.model.table.definition import (
 from headrace.tablelayer.model.table.evolution import check_successor, drop_followed_retention
 
 
-def from_topic_config(
-    path: TablePath, topic_id: UUID | None, partitions: int, config: Mapping[str, str]
-) -> TableDefinition:
+def from_topic_config(path: TablePath, partitions: int, config: Mapping[str, str]) -> TableDefinition:
     """Return the table that a topic's configuration describes. `partitions` is its number of buckets.
 
     `table.schema` is JSON or a DDL column list, which may include the primary key; `table.primary-key` may give it
@@ -58,7 +55,6 @@ def from_topic_config(
         bucket_count=partitions,
         options=given,
         comment=comment,
-        table_id=topic_id,
         history=history,
         partition_keys=partition_keys,
     )
@@ -75,16 +71,16 @@ def changed_table(
     drop_followed_retention(old, wanted)
     if wanted.get(SCHEMA_CONFIG) == old.get(SCHEMA_CONFIG) and HISTORY_CONFIG in old:
         wanted.setdefault(HISTORY_CONFIG, old[HISTORY_CONFIG])  # a client need not repeat it
-    before = from_topic_config(path, None, partitions, old)
+    before = from_topic_config(path, partitions, old)
     if wanted.get(HISTORY_CONFIG) == old.get(HISTORY_CONFIG):
         # The schema may be written differently, but it must be equal.
         alone = {name: value for name, value in wanted.items() if name != HISTORY_CONFIG}
-        given = from_topic_config(path, None, partitions, alone)
+        given = from_topic_config(path, partitions, alone)
         if given.schema not in (before.schema, before.as_created().schema):
             raise _invalid(f"the schema of table {path} is changed by ALTER TABLE, not by its configuration")
         wanted[SCHEMA_CONFIG] = old[SCHEMA_CONFIG]
         wanted.pop(PRIMARY_KEY_CONFIG, None)
-    after = from_topic_config(path, None, partitions, wanted)
+    after = from_topic_config(path, partitions, wanted)
     check_successor(before, after)
     return after
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from headrace.broker.context import BrokerContext
-    from headrace.tablelayer.model.table.definition import TableDefinition
+    from headrace.tablelayer.model.table.definition import StoredTable
     from headrace.tablelayer.server.catalog.catalog import Catalog
     from headrace.tablelayer.server.kafka_face.refusals import Refusals
     from headrace.tablelayer.server.lake.subjects import LakeSubjects
@@ -228,10 +228,10 @@ class TableCollector:
             gathering.put(ROWS_WRITTEN, rows, label)
             gathering.put(UNREADABLE, unreadable, label)
 
-    async def _collect_refused(self, gathering: Gathering, tables: Sequence[TableDefinition]) -> None:
+    async def _collect_refused(self, gathering: Gathering, tables: Sequence[StoredTable]) -> None:
         for table in tables:
             await gathering.breathe()
-            found = self._refusals.of(table.id)
+            found = self._refusals.of(table.table_id)
             for (code, dead_letter), count in () if found is None else list(found.counts.items()):
                 label = self._totals.label(str(table.path))
                 gathering.add(REFUSED, count, label, "dead-letter" if dead_letter else code)

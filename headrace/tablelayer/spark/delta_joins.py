@@ -41,7 +41,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from headrace.tablelayer.client.names import pairs_of_names, several
 from headrace.tablelayer.client.security.settings import Bootstrap, ConnectionSettings
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.spark.builder import bootstrap_of
 from headrace.tablelayer.spark.joined_pairs import DeltaJoin, How, Side, join_key, joined_changes, joined_now
 from headrace.tablelayer.spark.options import ReadOptions, server_of, server_options
@@ -111,8 +111,8 @@ def plan_join(bootstrap: Bootstrap, spec: Mapping[str, Any]) -> DeltaJoin:
 
 def check_join(
     bootstrap: Bootstrap,
-    left: TableDefinition,
-    right: TableDefinition,
+    left: StoredTable,
+    right: StoredTable,
     on: Mapping[str, str],
     select: Mapping[str, str] | None,
     how: How = "inner",

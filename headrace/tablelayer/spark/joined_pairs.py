@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from headrace.tablelayer.client.security.settings import Bootstrap
 from headrace.tablelayer.model.schema.schema import Column
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.spark.key_set import KeySet
 from headrace.tablelayer.spark.splits import BATCH_ROWS
 from headrace.tablelayer.spark.types import CHANGE_TYPE_COLUMN, conform, spark_arrow_schema
@@ -30,8 +30,8 @@ class DeltaJoin:
     """Two tables and the columns of their join; `names` maps the right table's columns to their names in the result."""
 
     bootstrap: Bootstrap
-    left: TableDefinition
-    right: TableDefinition
+    left: StoredTable
+    right: StoredTable
     names: Mapping[str, str]
     how: How = "inner"
 
@@ -56,7 +56,7 @@ class DeltaJoin:
         return spark_arrow_schema(self.columns(), [CHANGE_TYPE_COLUMN] if changes else [])
 
 
-def join_key(definition: TableDefinition) -> tuple[str, ...]:
+def join_key(definition: StoredTable) -> tuple[str, ...]:
     """Return the columns by which a delta join looks a table up: the columns that decide a row's bucket."""
     return definition.prefix_columns if definition.is_partitioned else definition.bucket_key
 
@@ -64,7 +64,7 @@ def join_key(definition: TableDefinition) -> tuple[str, ...]:
 class Side:
     """One table of the join, with lookups by join key."""
 
-    def __init__(self, table: Any, definition: TableDefinition, columns: Sequence[str]) -> None:
+    def __init__(self, table: Any, definition: StoredTable, columns: Sequence[str]) -> None:
         self.table = table
         self.definition = definition
         self.columns = list(columns)

@@ -26,7 +26,7 @@ from headrace.tablelayer.client.config import ClientConfig
 from headrace.tablelayer.client.names import pairs_of_names, several
 from headrace.tablelayer.client.security.settings import Bootstrap, ConnectionSettings
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.spark.key_set import KeySet
 from headrace.tablelayer.spark.types import choose_columns, conform, spark_arrow_schema, spark_schema
 from headrace.tablelayer.spark.worker import connection
@@ -140,7 +140,7 @@ class BatchLookup:
     """
 
     bootstrap: Bootstrap
-    definition: TableDefinition
+    definition: StoredTable
     key_columns: tuple[str, ...]
     columns: tuple[str, ...]
     new_names: tuple[str, ...]

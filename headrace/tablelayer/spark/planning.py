@@ -12,7 +12,7 @@ from pyspark.sql.datasource import InputPartition
 from headrace.tablelayer import plugins
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.filters.conditions import Predicate, arrow_expression, columns_of
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.table.partitions import Partition
 from headrace.tablelayer.spark.options import PartitionOffsets, Place, ReadOptions
 from headrace.tablelayer.spark.positions import Offsets
@@ -28,7 +28,7 @@ class SplitPartition(InputPartition):
         self.split = split
 
 
-def plan_read(options: ReadOptions, definition: TableDefinition, names: list[str]) -> TableRead:
+def plan_read(options: ReadOptions, definition: StoredTable, names: list[str]) -> TableRead:
     """Return the part of the plan that all splits share. Raises TableError for columns that do not exist."""
     columns = choose_columns(definition.schema, [name for name in names if name not in METADATA_FIELDS])
     metadata = tuple(name for name in names if name in METADATA_FIELDS)
@@ -48,7 +48,7 @@ def plan_read(options: ReadOptions, definition: TableDefinition, names: list[str
 
 
 def partitions_needed(
-    definition: TableDefinition, partitions: Sequence[Partition], predicate: Predicate | None
+    definition: StoredTable, partitions: Sequence[Partition], predicate: Predicate | None
 ) -> list[Partition]:
     """Return the partitions that may have matching rows, by the predicate's parts about partition columns alone."""
     parts = [] if predicate is None else predicate[1:] if predicate[0] == "and" else [predicate]

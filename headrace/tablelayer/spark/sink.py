@@ -48,7 +48,7 @@ from headrace.tablelayer.client.write.writer import CHANGE_COLUMN
 from headrace.tablelayer.model.batches.batch import ChangeType
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.schema.schema import Column
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.spark.options import WriteMode, WriteOptions
 from headrace.tablelayer.spark.types import arrow_of_spark
 from headrace.tablelayer.spark.worker import connection
@@ -70,7 +70,7 @@ class WritePlan:
     """Conversion of a frame's rows to rows of the table; checked on the driver, used in the tasks."""
 
     bootstrap: Bootstrap
-    definition: TableDefinition
+    definition: StoredTable
     mode: WriteMode
     columns: tuple[Column, ...]
     """Columns to write, in the table's order."""
@@ -161,7 +161,7 @@ def plan_write(options: WriteOptions, schema: Any, overwrite: bool) -> WritePlan
 
 
 def chosen_columns(
-    definition: TableDefinition, names: Sequence[str] | None
+    definition: StoredTable, names: Sequence[str] | None
 ) -> tuple[tuple[Column, ...], tuple[int, ...] | None]:
     """Return the columns of a partial update (`names` and the key), and their ids (None: whole rows).
 

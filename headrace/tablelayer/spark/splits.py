@@ -37,7 +37,7 @@ from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.filters.conditions import Predicate, arrow_expression, columns_of
 from headrace.tablelayer.model.options.table_options import ChangelogImage
 from headrace.tablelayer.model.schema.schema import Column
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.table.partitions import Partition
 from headrace.tablelayer.spark.key_set import KeySet
 from headrace.tablelayer.spark.types import (
@@ -90,7 +90,7 @@ class TableRead:
     """
 
     bootstrap: Bootstrap
-    definition: TableDefinition
+    definition: StoredTable
     columns: tuple[Column, ...]
     mode: ReadMode
     metadata: tuple[str, ...] = ()

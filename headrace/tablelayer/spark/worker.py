@@ -15,7 +15,7 @@ from headrace.tablelayer.client.security.settings import Bootstrap, ConnectionSe
 
 if TYPE_CHECKING:
     from headrace.tablelayer.client import Connection, Table
-    from headrace.tablelayer.model.table.definition import TableDefinition
+    from headrace.tablelayer.model.table.definition import StoredTable
 
 CONNECT_SECONDS: Final = 30.0
 """Time that a new query waits for the server, in seconds: it survives a restart like a running query."""
@@ -26,7 +26,7 @@ _connections: dict[tuple[int, ConnectionSettings, ClientConfig | None], Connecti
 _tables: dict[tuple[int, ConnectionSettings, object, int, ClientConfig | None], Table] = {}
 
 
-def table(bootstrap: Bootstrap, definition: TableDefinition, config: ClientConfig | None = None) -> Table:
+def table(bootstrap: Bootstrap, definition: StoredTable, config: ClientConfig | None = None) -> Table:
     """Return the process's handle of exactly this table and schema.
 
     A table that was dropped and created again is another table, and a read planned before an ALTER needs the old

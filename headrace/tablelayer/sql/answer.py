@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from headrace.protocol.loading.lazy import lazy_module
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,7 +25,7 @@ class Answer:
     def __init__(
         self,
         rows: pa.Table | pa.RecordBatchReader | None = None,
-        definition: TableDefinition | None = None,
+        definition: StoredTable | None = None,
         text: str | None = None,
         *,
         is_code: bool = False,

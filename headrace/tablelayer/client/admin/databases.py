@@ -36,7 +36,7 @@ from headrace.tablelayer.model.messages.catalog import (
 from headrace.tablelayer.model.messages.process import DescribeServerRequest, DescribeServerResponse
 from headrace.tablelayer.model.messages.refused import ListRefusedRequest, ListRefusedResponse
 from headrace.tablelayer.model.messages.snapshots import ListSnapshotsRequest, ListSnapshotsResponse
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import StoredTable, TableDefinition, TablePath
 from headrace.tablelayer.model.table.evolution import Change, changes_to_json
 from headrace.tablelayer.model.table.partitions import Partition, matching, name_of_spec, spec_texts
 from headrace.tablelayer.model.types.values import Value
@@ -186,9 +186,7 @@ class AsyncAdmin:
         )
         return sorted(answer.databases)
 
-    async def create_table(
-        self, definition: TableDefinition, *, if_not_exists: bool = False
-    ) -> TableDefinition:
+    async def create_table(self, definition: TableDefinition, *, if_not_exists: bool = False) -> StoredTable:
         """Create a table and return its definition with the id that the server gave it."""
         request = CreateTableRequest(definition=definition.to_json(), ignore_if_exists=if_not_exists)
         answer = await self._cluster.call(
@@ -236,7 +234,7 @@ class AsyncAdmin:
         answer = await self._cluster.call(request, ListTablesResponse, doing=f"list the tables of {database}")
         return sorted(answer.tables)
 
-    async def describe_table(self, path: TablePath | str) -> TableDefinition:
+    async def describe_table(self, path: TablePath | str) -> StoredTable:
         """Return a table's definition, including its id. TableError TABLE_NOT_FOUND."""
         path = as_path(path)
         request = DescribeTableRequest(database=path.database, table=path.table)

@@ -11,14 +11,14 @@ from headrace.tablelayer.model.messages.partitions import (
     ListPartitionsRequest,
     ListPartitionsResponse,
 )
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.table.partitions import Partition
 
 
-async def list_partitions(cluster: Cluster, definition: TableDefinition) -> list[Partition]:
+async def list_partitions(cluster: Cluster, definition: StoredTable) -> list[Partition]:
     """Return a table's partitions by name. TableError NOT_PARTITIONED, TABLE_NOT_FOUND."""
     answer = await cluster.call(
-        ListPartitionsRequest(table_id=definition.id),
+        ListPartitionsRequest(table_id=definition.table_id),
         ListPartitionsResponse,
         doing=f"list the partitions of {definition.path}",
     )
@@ -26,11 +26,11 @@ async def list_partitions(cluster: Cluster, definition: TableDefinition) -> list
 
 
 async def create_partition(
-    cluster: Cluster, definition: TableDefinition, name: str, *, if_not_exists: bool
+    cluster: Cluster, definition: StoredTable, name: str, *, if_not_exists: bool
 ) -> Partition:
     """Create a partition. TableError PARTITION_EXISTS, INVALID_PARTITION, TOO_MANY_PARTITIONS, TABLE_NOT_FOUND."""
     answer = await cluster.call(
-        CreatePartitionRequest(table_id=definition.id, name=name, ignore_if_exists=if_not_exists),
+        CreatePartitionRequest(table_id=definition.table_id, name=name, ignore_if_exists=if_not_exists),
         CreatePartitionResponse,
         doing=f"add partition {name} to {definition.path}",
         repeatable=if_not_exists,
@@ -40,12 +40,10 @@ async def create_partition(
     return Partition(name, answer.partition_id, answer.bucket_count)
 
 
-async def drop_partition(
-    cluster: Cluster, definition: TableDefinition, name: str, *, if_exists: bool
-) -> None:
+async def drop_partition(cluster: Cluster, definition: StoredTable, name: str, *, if_exists: bool) -> None:
     """Drop a partition. TableError PARTITION_NOT_FOUND, TABLE_NOT_FOUND."""
     await cluster.call(
-        DropPartitionRequest(table_id=definition.id, name=name, ignore_if_not_exists=if_exists),
+        DropPartitionRequest(table_id=definition.table_id, name=name, ignore_if_not_exists=if_exists),
         DropPartitionResponse,
         doing=f"drop partition {name} of {definition.path}",
         repeatable=if_exists,

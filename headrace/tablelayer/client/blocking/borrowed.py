@@ -16,7 +16,7 @@ from headrace.tablelayer.client.blocking.table import Table
 from headrace.tablelayer.client.blocking.waiting import LoopThread
 from headrace.tablelayer.client.table.table import AsyncTable
 from headrace.tablelayer.client.wire.cluster import Cluster
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import StoredTable, TablePath
 
 T = TypeVar("T")
 ResponseT = TypeVar("ResponseT", bound=ApiMessage)
@@ -46,7 +46,7 @@ class BorrowedConnection:
     def table(self, path: TablePath | str) -> Table:
         return self.open_table(self.admin.describe_table(as_path(path)))
 
-    def open_table(self, definition: TableDefinition) -> Table:
+    def open_table(self, definition: StoredTable) -> Table:
         return Table(AsyncTable(self._cluster, definition), self._loop)
 
     def call(self, request: ApiMessage, response: type[ResponseT], **named: Any) -> ResponseT:

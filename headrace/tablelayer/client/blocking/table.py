@@ -23,7 +23,7 @@ from headrace.tablelayer.client.table.staging import AsyncStagedWriter
 from headrace.tablelayer.client.table.table import AsyncTable
 from headrace.tablelayer.client.wire.cluster import NotAtOnce
 from headrace.tablelayer.client.wire.direct import DirectCluster, at_once
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import StoredTable, TablePath
 
 T = TypeVar("T")
 B = TypeVar("B")
@@ -120,7 +120,7 @@ class Table(Waiting):
         return near
 
     @property
-    def definition(self) -> TableDefinition:
+    def definition(self) -> StoredTable:
         """The definition (columns, keys, options) that this handle knows."""
         return self._inner.definition
 

@@ -35,7 +35,7 @@ from headrace.tablelayer.client.wire.routes import TableRoutes
 from headrace.tablelayer.model.batches.batch import ArrowBatch, ChangeType, schema_id_of
 from headrace.tablelayer.model.batches.ipc import answer_bytes_max
 from headrace.tablelayer.model.messages.read import ScanLogBucket, ScanLogRequest, ScanLogResponse
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 
 logger = logging.getLogger("headrace.client")
 
@@ -113,7 +113,7 @@ class PartScan:
     def __init__(
         self,
         cluster: Cluster,
-        definition: TableDefinition,
+        definition: StoredTable,
         *,
         columns: Sequence[str] | None = None,
         start: str | int | Mapping[int, int] = "full",

@@ -59,7 +59,7 @@ from headrace.tablelayer.model.messages.read import (
     PrefixLookupResponse,
 )
 from headrace.tablelayer.model.schema.schema import Column
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 
 AnswerT = TypeVar("AnswerT")
 
@@ -177,7 +177,7 @@ class _PrefixPlace:
 class Reader:
     """Sends the reads of one table."""
 
-    def __init__(self, cluster: Cluster, definition: TableDefinition) -> None:
+    def __init__(self, cluster: Cluster, definition: StoredTable) -> None:
         self._cluster = cluster
         self._config = cluster.config
         self._definition = definition

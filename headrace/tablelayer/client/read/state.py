@@ -24,7 +24,7 @@ from headrace.tablelayer.client.wire.routes import TableRoutes
 from headrace.tablelayer.model.batches.ipc import decode_answer
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.messages.read import OPEN_SCAN, ScanSnapshotRequest, ScanSnapshotResponse
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 
 _PIECE_BYTES = 4 << 20
 _CLOSE_MS = 1_000
@@ -45,7 +45,7 @@ class BucketState:
     def __init__(
         self,
         cluster: Cluster,
-        definition: TableDefinition,
+        definition: StoredTable,
         bucket: int,
         ids: list[int] | None,
         channel: str,
@@ -190,7 +190,7 @@ class BucketState:
 
 async def snapshot_pieces(
     cluster: Cluster,
-    definition: TableDefinition,
+    definition: StoredTable,
     bucket: int,
     ids: list[int] | None,
     schema: pa.Schema,

@@ -22,7 +22,7 @@ from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.filters.conditions import expression_of
 from headrace.tablelayer.model.filters.filters import FilterLike, encode_filter
 from headrace.tablelayer.model.schema.schema import Column
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import StoredTable, TablePath
 
 if TYPE_CHECKING:
     pass
@@ -35,7 +35,7 @@ FEW_KEYS: Final = 8
 class OpenTable:
     """A table's definition as it is known here, and its parts. `AsyncTable` documents `refresh`."""
 
-    def __init__(self, cluster: Cluster, definition: TableDefinition, parts: Parts) -> None:
+    def __init__(self, cluster: Cluster, definition: StoredTable, parts: Parts) -> None:
         self.cluster = cluster
         self.definition = definition
         self.parts = parts
@@ -46,7 +46,7 @@ class OpenTable:
     def path(self) -> TablePath:
         return self.definition.path
 
-    async def refresh(self) -> TableDefinition:
+    async def refresh(self) -> StoredTable:
         """Read the table's definition again, so that later calls see the columns it has now.
 
         This is not needed after an ALTER: this handle continues with the columns it knows. Writes and lookups that name
@@ -62,7 +62,7 @@ class OpenTable:
         self.adopt(definition)
         return definition
 
-    def adopt(self, definition: TableDefinition) -> None:
+    def adopt(self, definition: StoredTable) -> None:
         """Use this definition of the same table from now on."""
         self.definition = definition
         self.reader = Reader(self.cluster, definition)

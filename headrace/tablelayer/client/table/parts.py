@@ -29,7 +29,7 @@ from headrace.tablelayer.client.write.split import split_by_partition
 from headrace.tablelayer.client.write.writer import Writer, WriteResult
 from headrace.tablelayer.model.batches.batch import ChangeType
 from headrace.tablelayer.model.errors import RowError, TableError, TableErrorCode
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.table.partition_keys import value_problem, values_of
 from headrace.tablelayer.model.table.partitions import Partition, check_partitioned, matching
 
@@ -52,7 +52,7 @@ Split = list[tuple[str, pa.Table, np.ndarray | None]]
 class Part:
     """One partition, or a table without partitions, with its reader and its writer."""
 
-    def __init__(self, cluster: Cluster, definition: TableDefinition, name: str) -> None:
+    def __init__(self, cluster: Cluster, definition: StoredTable, name: str) -> None:
         self._cluster = cluster
         self.name = name
         self.definition = definition
@@ -61,7 +61,7 @@ class Part:
 
     @property
     def table_id(self) -> UUID:
-        return self.definition.id
+        return self.definition.table_id
 
     @property
     def topic(self) -> str:
@@ -71,7 +71,7 @@ class Part:
     def buckets(self) -> range:
         return range(self.definition.bucket_count)
 
-    def adopt(self, definition: TableDefinition) -> None:
+    def adopt(self, definition: StoredTable) -> None:
         """Use this definition of the same part from now on."""
         self.definition = definition
         self.reader = Reader(self._cluster, definition)
@@ -114,7 +114,7 @@ class Parts:
     def __init__(
         self,
         cluster: Cluster,
-        definition: TableDefinition,
+        definition: StoredTable,
         only: Mapping[str, str] | None = None,
         whole: Part | None = None,
     ) -> None:
@@ -168,7 +168,7 @@ class Parts:
             part = self._known[partition.name] = Part(self._cluster, definition, partition.name)
         return part
 
-    def adopt(self, definition: TableDefinition) -> None:
+    def adopt(self, definition: StoredTable) -> None:
         """Use this definition of the same table from now on."""
         self.definition = definition
         if self._whole is not None:
@@ -248,7 +248,7 @@ class Parts:
         )
 
     @staticmethod
-    def _of_partition(definition: TableDefinition, name: str, part: Part) -> TableDefinition:
+    def _of_partition(definition: StoredTable, name: str, part: Part) -> StoredTable:
         known = part.definition
         if name == WHOLE:
             return definition
@@ -286,7 +286,7 @@ class Parts:
     async def write(
         self,
         rows: pa.Table,
-        definition: TableDefinition,
+        definition: StoredTable,
         change_type: int | None = None,
         mode: WriteMode = WHOLE_ROWS,
     ) -> WriteResult:
@@ -322,7 +322,7 @@ class Parts:
         self,
         name: str,
         rows: pa.Table,
-        definition: TableDefinition,
+        definition: StoredTable,
         change_type: int | None,
         mode: WriteMode,
     ) -> WriteResult:
@@ -347,12 +347,12 @@ class Parts:
 
     async def to_stage(
         self,
-        definition: TableDefinition,
+        definition: StoredTable,
         rows: pa.Table,
         change_type: int | None,
         *,
         only_existing: bool = False,
-    ) -> list[tuple[str, TableDefinition, pa.Table]]:
+    ) -> list[tuple[str, StoredTable, pa.Table]]:
         """Return rows by part: (name, the part's definition, rows).
 
         Missing partitions are created, except for deletes and for changes of existing rows only.

@@ -21,7 +21,7 @@ from headrace.tablelayer.client.read.reader import Moment, Reader
 from headrace.tablelayer.client.table.parts import Parts
 from headrace.tablelayer.client.wire.cluster import Cluster
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.table.partitions import Partition
 
 _READ_AT_ONCE = 8
@@ -199,7 +199,7 @@ class PartsScan:
 
         await asyncio.gather(*map(begin, fresh))
 
-    def _definition_of(self, partition: Partition) -> TableDefinition:
+    def _definition_of(self, partition: Partition) -> StoredTable:
         return self._parts.definition.of_partition(partition.name, partition.table_id, partition.bucket_count)
 
     def _buckets_of(self, partition: Partition) -> Sequence[int]:

@@ -25,14 +25,14 @@ from headrace.tablelayer.client.table.united import United
 from headrace.tablelayer.client.wire.cluster import Cluster
 from headrace.tablelayer.model.batches.batch import ChangeType
 from headrace.tablelayer.model.filters.filters import FilterLike
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 
 PartitionOffsets = Mapping[str, Mapping[int, int]]
 Start = str | int | Mapping[int, int] | PartitionOffsets
 Until = str | Mapping[int, int] | PartitionOffsets | None
 
 
-def check_as_of(as_of: object, start: Start, definition: TableDefinition) -> None:
+def check_as_of(as_of: object, start: Start, definition: StoredTable) -> None:
     """Raise ValueError if a scan cannot begin at an earlier moment."""
     if as_of is not None and (start != "full" or not definition.is_primary_key_table):
         raise ValueError("as_of is for scans of primary-key tables that start with the state (start='full')")

@@ -34,7 +34,7 @@ from headrace.tablelayer.model.messages.staged import (
     StageRowsRequest,
     StageRowsResponse,
 )
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 
 _REQUEST_SIZE = 8 << 20
 _COMMIT_TIMEOUT_MS = 3_600_000
@@ -67,7 +67,7 @@ class AsyncStagedWriter:
         self,
         cluster: Cluster,
         parts: Parts,
-        definition: TableDefinition,
+        definition: StoredTable,
         *,
         writer: str,
         batch_id: int,
@@ -105,11 +105,11 @@ class AsyncStagedWriter:
             for name, definition, theirs in await self._parts.to_stage(
                 self._definition, rows, change_type, only_existing=self._update
             ):
-                partition = ITSELF if name == WHOLE else definition.id
+                partition = ITSELF if name == WHOLE else definition.table_id
                 await self._write(definition, partition, theirs, change_type)
 
     async def _write(
-        self, definition: TableDefinition, partition: UUID, rows: pa.Table, change_type: int | None
+        self, definition: StoredTable, partition: UUID, rows: pa.Table, change_type: int | None
     ) -> None:
         """Stage rows of the table, or of one partition with this definition."""
         if partition not in self._routes:
@@ -129,7 +129,7 @@ class AsyncStagedWriter:
         return Receipt(self._attempt, {} if self.decided else dict(self._chunks), self._row_count)
 
     def _take(
-        self, definition: TableDefinition, partition: UUID, slab: pa.RecordBatch, change_type: int | None
+        self, definition: StoredTable, partition: UUID, slab: pa.RecordBatch, change_type: int | None
     ) -> list[StagedChunk]:
         if definition.bucket_key:
             parts = split_by_bucket(buckets_of(definition, slab), slab)
@@ -179,7 +179,7 @@ class AsyncStagedWriter:
             await sending
 
     async def _stage(self, chunks: list[StagedChunk]) -> None:
-        table_id = self._definition.id
+        table_id = self._definition.table_id
         places: dict[UUID, set[int]] = {}
         for chunk in chunks:
             places.setdefault(chunk.partition_id, set()).add(chunk.bucket)
@@ -230,7 +230,7 @@ class AsyncStagedWriter:
 
 async def commit_staged(
     cluster: Cluster,
-    definition: TableDefinition,
+    definition: StoredTable,
     *,
     writer: str,
     batch_id: int,
@@ -260,7 +260,7 @@ async def commit_staged(
 
 
 async def abort_staged(
-    cluster: Cluster, definition: TableDefinition, *, writer: str, batch_id: int, receipts: Sequence[Receipt]
+    cluster: Cluster, definition: StoredTable, *, writer: str, batch_id: int, receipts: Sequence[Receipt]
 ) -> None:
     """Drop the rows that these attempts have staged."""
     request = AbortStagedRequest(
@@ -276,7 +276,7 @@ async def abort_staged(
 
 async def _ask(
     cluster: Cluster,
-    definition: TableDefinition,
+    definition: StoredTable,
     request: CommitStagedRequest | AbortStagedRequest,
     response: type[CommitStagedResponse] | type[AbortStagedResponse],
     doing: str,

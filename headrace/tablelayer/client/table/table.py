@@ -21,7 +21,7 @@ from headrace.tablelayer.client.table.reads import Reads
 from headrace.tablelayer.client.table.summaries import Summaries
 from headrace.tablelayer.client.table.writes import Writes
 from headrace.tablelayer.client.wire.cluster import Cluster
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import StoredTable, TablePath
 from headrace.tablelayer.model.table.partitions import Partition, check_partitioned, spec_texts
 
 P = ParamSpec("P")
@@ -49,12 +49,12 @@ class AsyncTable:
     DataError names the column that does not. Safe to use from many tasks at once.
     """
 
-    def __init__(self, cluster: Cluster, definition: TableDefinition, parts: Parts | None = None) -> None:
+    def __init__(self, cluster: Cluster, definition: StoredTable, parts: Parts | None = None) -> None:
         self._open = OpenTable(cluster, definition, parts or Parts(cluster, definition))
         self._workers: dict[type, Any] = {worker: worker(self._open) for worker in _WORKERS}
 
     @property
-    def definition(self) -> TableDefinition:
+    def definition(self) -> StoredTable:
         """The definition (columns, keys, options) that this handle knows."""
         return self._open.definition
 
@@ -68,7 +68,7 @@ class AsyncTable:
         """The Arrow schema of the table's rows."""
         return self.definition.schema.arrow()
 
-    async def refresh(self) -> TableDefinition:
+    async def refresh(self) -> StoredTable:
         """Read the table's definition again, so that later calls see the columns it has now.
 
         This is not needed after an ALTER: this handle continues with the columns it knows. Writes and lookups that name
@@ -76,7 +76,7 @@ class AsyncTable:
         """
         return await self._open.refresh()
 
-    def adopt(self, definition: TableDefinition) -> None:
+    def adopt(self, definition: StoredTable) -> None:
         """Use this definition of the same table from now on."""
         self._open.adopt(definition)
 

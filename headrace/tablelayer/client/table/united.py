@@ -24,7 +24,7 @@ from headrace.tablelayer.client.errors import ClientError
 from headrace.tablelayer.client.table.parts import WHOLE, Parts
 from headrace.tablelayer.client.wire.cluster import Cluster
 from headrace.tablelayer.model.messages.lake import DescribeLakeRequest, DescribeLakeResponse
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.table.partition_keys import values_of
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class United:
         self._parts = parts
 
     @property
-    def _definition(self) -> TableDefinition:
+    def _definition(self) -> StoredTable:
         return self._parts.definition
 
     @property
@@ -73,10 +73,10 @@ class United:
     async def _has_expired_partitions(self) -> bool:
         """Return whether partitions that are gone may have rows in the lake that belong to the table."""
         definition = self._definition
-        table_id = definition.id
+        table_id = definition.table_id
         if definition.path.partition is not None:
             whole = await AsyncAdmin(self.cluster).describe_table(definition.path.whole)
-            table_id = whole.id
+            table_id = whole.table_id
         answer = await self.cluster.call(
             DescribeLakeRequest(table_id=table_id),
             DescribeLakeResponse,

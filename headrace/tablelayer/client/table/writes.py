@@ -20,7 +20,7 @@ from headrace.tablelayer.client.write.writer import WriteResult
 from headrace.tablelayer.model.batches.batch import ChangeType
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.schema.schema import Column
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 
 if TYPE_CHECKING:
     pass
@@ -98,7 +98,7 @@ class Writes:
         """
         self._table.must_be(log_table=False, doing="partial update")
 
-        async def prepare() -> tuple[pa.Table, TableDefinition, tuple[int, ...] | None]:
+        async def prepare() -> tuple[pa.Table, StoredTable, tuple[int, ...] | None]:
             definition = self._table.definition
             chosen, targets = self._targets(several("columns", columns))
             return await self._conformed(data, chosen, fill_missing=False), definition, targets
@@ -112,7 +112,7 @@ class Writes:
         self,
         rows: pa.Table,
         *,
-        definition: TableDefinition,
+        definition: StoredTable,
         change_type: int | None = None,
         target_columns: tuple[int, ...] | None = None,
         only_existing: bool = False,
@@ -128,7 +128,7 @@ class Writes:
         attempt: str,
         target_columns: tuple[int, ...] | None = None,
         *,
-        definition: TableDefinition | None = None,
+        definition: StoredTable | None = None,
         only_existing: bool = False,
     ) -> AsyncStagedWriter:
         """Return a writer whose rows become part of the table with `commit_staged` (`tablelayer.client.table.staging`).
@@ -182,10 +182,10 @@ class Writes:
         chosen = [column for column in schema.columns if column.name in wanted]
         return chosen, self._table.definition.target_ids(chosen)
 
-    async def _whole_rows(self, data: Data) -> tuple[pa.Table, TableDefinition]:
+    async def _whole_rows(self, data: Data) -> tuple[pa.Table, StoredTable]:
         """Return the rows, and the definition that they conform to."""
 
-        async def prepare() -> tuple[pa.Table, TableDefinition]:
+        async def prepare() -> tuple[pa.Table, StoredTable]:
             definition = self._table.definition
             return await self._conformed(data, definition.schema.columns), definition
 

@@ -8,26 +8,20 @@ tables.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from uuid import UUID
 
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.tablelayer.client.wire.cluster import Cluster
 from headrace.tablelayer.client.wire.retry import Deadline, raise_for
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.messages.catalog import DescribeTableRequest, DescribeTableResponse
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable, TableDefinition
 
 
 class TableRoutes:
     """Routes to one table. Every request about the table carries `table_id`."""
 
-    def __init__(self, cluster: Cluster, definition: TableDefinition) -> None:
-        """Raises ValueError for a definition without an id."""
-        if definition.table_id is None:
-            raise ValueError(
-                f"the definition of {definition.path} has no table id: get it with describe_table"
-            )
-        self.table_id: UUID = definition.table_id
+    def __init__(self, cluster: Cluster, definition: StoredTable) -> None:
+        self.table_id = definition.table_id
         self._cluster = cluster
         self._path = definition.path
 
@@ -56,7 +50,7 @@ class TableRoutes:
     async def _check_existence(self, deadline: Deadline) -> None:
         await self.describe(deadline)
 
-    async def describe(self, deadline: Deadline) -> TableDefinition:
+    async def describe(self, deadline: Deadline) -> StoredTable:
         """Return the table's current definition. One attempt; TableError TABLE_NOT_FOUND if it was dropped."""
         request = DescribeTableRequest(database=self._path.database, table=self._path.table)
         answer = await self._cluster.send(request, DescribeTableResponse, deadline=deadline)

@@ -52,7 +52,7 @@ from headrace.tablelayer.model.messages.write import (
     WriteBucket,
 )
 from headrace.tablelayer.model.rights import OPERATIONS, PRIVILEGES, not_granted
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 
 logger = logging.getLogger("headrace.client")
 
@@ -93,7 +93,7 @@ CHANGE_COLUMN = "\0change"
 """A uint8 column at the end of conformed rows, with the change type of each row, if they differ."""
 
 
-def encode_write(definition: TableDefinition, rows: pa.RecordBatch, change_type: int | None) -> memoryview:
+def encode_write(definition: StoredTable, rows: pa.RecordBatch, change_type: int | None) -> memoryview:
     """Encode conformed rows as a write batch. `change_type` is that of every row, None for a log table."""
     change_types = None if change_type is None else np.full(rows.num_rows, change_type, np.uint8)
     if rows.schema.names[-1] == CHANGE_COLUMN:
@@ -111,7 +111,7 @@ def encode_write(definition: TableDefinition, rows: pa.RecordBatch, change_type:
 class Writer:
     """Sends all writes of one connection to one table."""
 
-    def __init__(self, cluster: Cluster, definition: TableDefinition) -> None:
+    def __init__(self, cluster: Cluster, definition: StoredTable) -> None:
         self._cluster = cluster
         self._config = cluster.config
         self._definition = definition
@@ -134,7 +134,7 @@ class Writer:
         self,
         rows: pa.Table,
         *,
-        definition: TableDefinition,
+        definition: StoredTable,
         change_type: int | None = None,
         mode: WriteMode = WHOLE_ROWS,
     ) -> WriteResult:
@@ -218,7 +218,7 @@ class Writer:
         yield from slabs(rows, max(1, slab_size // row_size))
 
     def _encode(
-        self, slab: pa.RecordBatch, definition: TableDefinition, change_type: int | None
+        self, slab: pa.RecordBatch, definition: StoredTable, change_type: int | None
     ) -> list[tuple[int, memoryview, int]]:
         encoded = []
         for bucket, part in self._split(slab, definition):
@@ -228,7 +228,7 @@ class Writer:
             ]
         return encoded
 
-    def _split(self, slab: pa.RecordBatch, definition: TableDefinition) -> list[tuple[int, pa.RecordBatch]]:
+    def _split(self, slab: pa.RecordBatch, definition: StoredTable) -> list[tuple[int, pa.RecordBatch]]:
         if not definition.bucket_key:
             return self._spread.assign(slab)
         return split_by_bucket(buckets_of(definition, slab), slab)

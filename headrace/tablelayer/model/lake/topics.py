@@ -29,6 +29,7 @@ from headrace.tablelayer.model.table.definition import (
     DEFAULT_DATABASE,
     PRIMARY_KEY_CONFIG,
     SCHEMA_CONFIG,
+    StoredTable,
     TableDefinition,
     TablePath,
 )
@@ -111,22 +112,22 @@ class TopicLake(msgspec.Struct, frozen=True):
                 f"'{unknown_fields}' = 'fail' is for topics with '{schema}': without one every field becomes a column"
             )
         if self.schema is not None:
-            self.definition(self.schema, None, 1)
+            self.definition(self.schema, 1)
 
     @property
     def is_inferred(self) -> bool:
         return self.schema is None and self.value_format is not TopicFormat.RAW
 
-    def declared(self, topic_id: UUID, partitions: int) -> TableDefinition | None:
+    def declared(self, topic_id: UUID, partitions: int) -> StoredTable | None:
         """Return the lake table as it was declared; None where its columns are inferred."""
         if self.is_inferred:
             return None
-        return self.definition(self.schema or RAW_COLUMNS, topic_id, partitions)
+        return self.definition(self.schema or RAW_COLUMNS, partitions).with_id(topic_id)
 
-    def undefined(self, topic_id: UUID) -> TableDefinition:
+    def undefined(self, topic_id: UUID) -> StoredTable:
         """Return a definition with the right name and id, to find the lake table before its columns are known."""
         config = {SCHEMA_CONFIG: RAW_COLUMNS, **self.options}
-        return from_topic_config(self.path, topic_id, 1, config)
+        return from_topic_config(self.path, 1, config).with_id(topic_id)
 
     @property
     def options(self) -> dict[str, str]:
@@ -138,13 +139,13 @@ class TopicLake(msgspec.Struct, frozen=True):
             TableOptions.datalake_expiry.name: str(self.expiry).lower(),
         }
 
-    def definition(self, schema: str, topic_id: UUID | None, partitions: int) -> TableDefinition:
+    def definition(self, schema: str, partitions: int) -> TableDefinition:
         """Return the lake table with these columns. Raises TableError(INVALID_TABLE)."""
         config = {SCHEMA_CONFIG: schema, **self.options}
         if self.primary_key:
             config[PRIMARY_KEY_CONFIG] = ",".join(self.primary_key)
             config["table.bucket-key"] = self.primary_key[0]
-        found = from_topic_config(self.path, topic_id, partitions, config)
+        found = from_topic_config(self.path, partitions, config)
         for column in found.schema.columns:
             if self.primary_key and not column.nullable and column.name not in self.primary_key:
                 raise _invalid(
@@ -158,10 +159,10 @@ class TopicLake(msgspec.Struct, frozen=True):
         """The lake table for records that do not fit."""
         return TablePath(self.path.database, self.path.table + DEAD_LETTERS_SUFFIX)
 
-    def dead_letters(self, topic_id: UUID) -> TableDefinition:
+    def dead_letters(self, topic_id: UUID) -> StoredTable:
         """Return the definition of the lake table for records that do not fit."""
         config = {SCHEMA_CONFIG: DEAD_LETTER_COLUMNS, **self.options}
-        return from_topic_config(self.dead_letters_path, topic_id, 1, config)
+        return from_topic_config(self.dead_letters_path, 1, config).with_id(topic_id)
 
 
 def is_tiered_topic(config: Mapping[str, str]) -> bool:
@@ -169,7 +170,7 @@ def is_tiered_topic(config: Mapping[str, str]) -> bool:
     return config.get(TopicOptions.enabled.name, "").strip().lower() == "true"
 
 
-def successor(stored: TableDefinition, wanted: Sequence[Column], *, keep: bool) -> TableDefinition:
+def successor(stored: StoredTable, wanted: Sequence[Column], *, keep: bool) -> StoredTable:
     """Return the lake table after its columns became `wanted`, matched by name; columns keep their ids.
 
     With `keep`, as for inferred columns, no column is dropped and a type changes only to a wider one. Raises
@@ -194,10 +195,10 @@ def stored_text(definition: TableDefinition) -> str:
     return json.dumps({"config": definition.to_topic_config(), "buckets": definition.bucket_count})
 
 
-def from_stored(text: str, path: TablePath, topic_id: UUID) -> TableDefinition:
+def from_stored(text: str, path: TablePath, topic_id: UUID) -> StoredTable:
     """Return the definition that `stored_text` wrote."""
     value: dict[str, Any] = json.loads(text)
-    return from_topic_config(path, topic_id, value["buckets"], value["config"])
+    return from_topic_config(path, value["buckets"], value["config"]).with_id(topic_id)
 
 
 def _lake_path(topic: str, given: str | None) -> TablePath:

@@ -134,10 +134,9 @@ class TableDefinition:
     `bucket_key`: columns whose hash chooses the bucket. By default a primary-key table's is its primary key, and a
     log table has none, so that its writers choose buckets freely. `options`: `table.*` options and Kafka topic
     configurations that were given explicitly; `settings` has the effective values. `bucket.num` and `bucket.key`
-    among the options are moved to the fields, `fields.<column>.agg` to the schema's columns. `table_id`: the topic's
-    id once the table exists. `history`: the schemas before `schema`, oldest first; together they are `versions`.
-    `partition_keys`: the columns whose values decide a row's partition; for reads and writes each partition is a
-    table of its own (`of_partition`).
+    among the options are moved to the fields, `fields.<column>.agg` to the schema's columns. `history`: the schemas
+    before `schema`, oldest first; together they are `versions`. `partition_keys`: the columns whose values decide a
+    row's partition. The definition of a table that exists is a `StoredTable`.
     """
 
     path: TablePath
@@ -146,7 +145,6 @@ class TableDefinition:
     bucket_count: int = table_options.DEFAULT_BUCKET_COUNT
     options: Mapping[str, str] = field(default_factory=dict)
     comment: str | None = None
-    table_id: UUID | None = None
     history: tuple[Schema, ...] = ()
     partition_keys: tuple[str, ...] = ()
     settings: TableOptions = field(init=False, repr=False, compare=False)
@@ -187,28 +185,16 @@ class TableDefinition:
             object.__setattr__(self, name, value)
         _validate(self)
 
-    @property
-    def id(self) -> UUID:
-        """The id of a stored table. Raises TableError for a definition that is not stored."""
-        if self.table_id is None:
-            raise TableError(
-                TableErrorCode.TABLE_NOT_FOUND, f"table {self.path} is not stored: it has no id yet"
-            )
-        return self.table_id
-
     def __hash__(self) -> int:
-        return hash((self.path, self.schema, self.bucket_key, self.bucket_count, self.table_id))
+        return hash((self.path, self.schema, self.bucket_key, self.bucket_count))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        first = (
-            self.path,
-            self.schema,
-            self.bucket_key,
-            self.bucket_count,
-            dict(self.options),
-            self.comment,
-        )
-        return TableDefinition, (*first, self.table_id, self.history, self.partition_keys)
+        return TableDefinition, self._given()
+
+    def _given(self) -> tuple[Any, ...]:
+        """Return the arguments of the constructor."""
+        named = (self.path, self.schema, self.bucket_key, self.bucket_count)
+        return (*named, dict(self.options), self.comment, self.history, self.partition_keys)
 
     @property
     def takes_some_columns(self) -> bool:
@@ -232,12 +218,11 @@ class TableDefinition:
         """The lake whose own function gives a row its bucket; None: the hash of the encoded bucket key."""
         return self.settings.datalake_format
 
-    def of_partition(self, name: str, table_id: UUID | None, bucket_count: int = 0) -> TableDefinition:
-        """Return one partition as a table. `bucket_count` 0: the table's number."""
+    def path_of_partition(self, name: str) -> TablePath:
+        """Return the path of a partition. Raises TableError if it cannot be the name of one."""
         path = self.path.of_partition(name)
         _check_path(path, self.partition_keys)
-        count = bucket_count or self.bucket_count
-        return self._copy(path=path, table_id=table_id, bucket_count=count, is_partitioned=False)
+        return path
 
     @property
     def default_bucket_key(self) -> tuple[str, ...]:
@@ -265,21 +250,25 @@ class TableDefinition:
         wanted = {*self.bucket_key, *self.partition_keys}
         return tuple(name for name in self.schema.primary_key if name in wanted)
 
-    def with_id(self, table_id: UUID | None) -> TableDefinition:
-        """Return the same definition with another table id."""
-        return self._copy(table_id=table_id)
+    def with_id(self, table_id: UUID) -> StoredTable:
+        """Return the same definition, as that of the table with this id."""
+        return self._stored(table_id=table_id)
 
-    def _copy(self, **changed: Any) -> TableDefinition:
-        """Return a copy in which only the path, the id or the number of buckets differ, without checking it again."""
-        new = object.__new__(TableDefinition)
-        for each in fields(self):
-            object.__setattr__(new, each.name, changed.get(each.name, getattr(self, each.name)))
+    def _stored(self, **changed: Any) -> StoredTable:
+        """Return a stored table with the same fields except those that are given, without checking it again."""
+        new = object.__new__(StoredTable)
+        for name in _STORED_FIELDS:
+            object.__setattr__(new, name, changed[name] if name in changed else getattr(self, name))
         return new
+
+    def without_id(self) -> TableDefinition:
+        """Return the same definition, as that of no table in particular."""
+        return TableDefinition(*self._given())
 
     def as_created(self) -> TableDefinition:
         """Return the definition of a new table like this one: without id and history, columns numbered from 0."""
         schema = Schema.of(self.schema.columns, self.schema.primary_key)
-        return replace(self, schema=schema, table_id=None, history=())
+        return replace(self.without_id(), schema=schema, history=())
 
     def to_json(self) -> str:
         """Return compact JSON text; `TableDefinition.from_json` turns it into an equal definition."""
@@ -291,7 +280,7 @@ class TableDefinition:
             "bucket_count": self.bucket_count,
             "options": dict(self.options),
             "comment": self.comment,
-            "table_id": None if self.table_id is None else str(self.table_id),
+            "table_id": str(self.table_id) if isinstance(self, StoredTable) else None,
         }
         if self.history:
             value["history"] = _history_to_dict(self.history)
@@ -301,7 +290,9 @@ class TableDefinition:
 
     @classmethod
     def from_json(cls, text: str) -> TableDefinition:
-        """Return the definition in a JSON text. Raises TableError(INVALID_TABLE) for another text."""
+        """Return the definition in a JSON text, a `StoredTable` if it has an id. Raises TableError(INVALID_TABLE) for
+        another text.
+        """
         try:
             value = loads(text)
             path = TablePath(str(value["database"]), str(value["table"]))
@@ -315,17 +306,17 @@ class TableDefinition:
             partition_keys = tuple(str(name) for name in value.get("partition_keys", ()))
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise _invalid(f"this is not a table definition in JSON: {error!r}") from error
-        return cls(
+        definition = TableDefinition(
             path=path,
             schema=Schema.from_dict(schema),
             bucket_key=bucket_key,
             bucket_count=bucket_count,
             options=given,
             comment=None if comment is None else str(comment),
-            table_id=table_id,
             history=() if history is None else history_from_dict(history),
             partition_keys=partition_keys,
         )
+        return definition if table_id is None else definition.with_id(table_id)
 
     def to_topic_config(self) -> dict[str, str]:
         """Return the configuration of the table's topic; all values are explicit and canonical."""
@@ -344,6 +335,31 @@ class TableDefinition:
             config[RETENTION_CONFIG] = str(self.settings.log_ttl_ms)
         return config
 
+
+@dataclass(frozen=True, slots=True)
+class StoredTable(TableDefinition):
+    """The definition of a table that exists, or of one of its partitions: for reads and writes each partition is a
+    table of its own (`of_partition`).
+    """
+
+    table_id: UUID = field(kw_only=True)
+    """The id of its topic."""
+
+    def __hash__(self) -> int:
+        return hash((self.table_id, self.schema, self.bucket_count))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore_stored, (self.table_id, *self._given())
+
+    def of_partition(self, name: str, table_id: UUID, bucket_count: int = 0) -> StoredTable:
+        """Return one partition as a table. `bucket_count` 0: the table's number."""
+        return self._stored(
+            path=self.path_of_partition(name),
+            table_id=table_id,
+            bucket_count=bucket_count or self.bucket_count,
+            is_partitioned=False,
+        )
+
     def to_partition_config(self) -> dict[str, str]:
         """Return the configuration of a partition's topic: its table's id, and Kafka's configurations of the log.
 
@@ -352,6 +368,13 @@ class TableDefinition:
         config = self.to_topic_config()
         kept = {name: text for name, text in config.items() if not table_options.is_table_option(name)}
         return {**kept, PARTITION_OF_CONFIG: str(self.table_id)}
+
+
+_STORED_FIELDS = tuple(each.name for each in fields(StoredTable))
+
+
+def _restore_stored(table_id: UUID, *given: Any) -> StoredTable:
+    return TableDefinition(*given).with_id(table_id)
 
 
 def _history_to_dict(history: Sequence[Schema]) -> dict[str, Any]:

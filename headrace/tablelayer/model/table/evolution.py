@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, assert_never
+from typing import Any, Final, Generic, TypeVar, assert_never
 
 import msgspec
 from msgspec.structs import fields
@@ -35,6 +35,8 @@ from headrace.tablelayer.model.table.lake_shape import lake_complaint
 from headrace.tablelayer.model.types.column_types import INTEGER_BITS, INTEGER_KINDS, DataType, TypeKind
 from headrace.tablelayer.model.types.text import parse_type
 from headrace.tablelayer.model.types.values import normal, widened
+
+Definition = TypeVar("Definition", bound=TableDefinition)
 
 MAX_CHANGES: Final = 2 * MAX_COLUMNS  # in one statement: all columns replaced
 
@@ -190,7 +192,7 @@ def _wider_types(old: DataType) -> str:
     }.get(old.kind, "nothing else")
 
 
-def evolve(definition: TableDefinition, changes: Sequence[Change]) -> TableDefinition:
+def evolve(definition: Definition, changes: Sequence[Change]) -> Definition:
     """Return the definition after the changes, in their order.
 
     Raises TableError(INVALID_TABLE) for a change that is not possible; then nothing is changed.
@@ -201,8 +203,8 @@ def evolve(definition: TableDefinition, changes: Sequence[Change]) -> TableDefin
     return work.result()
 
 
-class _Work:
-    def __init__(self, definition: TableDefinition) -> None:
+class _Work(Generic[Definition]):
+    def __init__(self, definition: Definition) -> None:
         self.definition = definition
         self.columns = list(definition.schema.columns)
         self.primary_key = list(definition.schema.primary_key)
@@ -245,7 +247,7 @@ class _Work:
             case _:
                 assert_never(change)
 
-    def result(self) -> TableDefinition:
+    def result(self) -> Definition:
         old = self.definition
         schema, history = old.schema, old.history
         for name, function in parse_options(self.functions).items():

@@ -110,7 +110,7 @@ class CatalogHandlers:
         self._rights.require(context, Operation.DESCRIBE, path)
         definition = self._catalog.by_path(path)
         text = await self._services.run(definition.to_json)
-        return m.DescribeTableResponse(table_id=definition.id, definition=text)
+        return m.DescribeTableResponse(table_id=definition.table_id, definition=text)
 
     async def alter_table(
         self, context: RequestContext, request: m.AlterTableRequest

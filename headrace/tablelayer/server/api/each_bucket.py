@@ -12,7 +12,7 @@ from headrace.protocol.errors import DecodeError, ErrorCode, KafkaError
 from headrace.protocol.one_line import one_line
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.messages.answers import BucketAnswer
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 
 logger = logging.getLogger("headrace.tables")
 
@@ -45,7 +45,7 @@ async def each_bucket(work: Callable[[Asked], Awaitable[Answer]], buckets: Itera
     return [each.result() for each in begun]
 
 
-def check_each_once(definition: TableDefinition, buckets: Sequence[int]) -> None:
+def check_each_once(definition: StoredTable, buckets: Sequence[int]) -> None:
     """Raise TableError if a read names a bucket twice or names more buckets than the table has."""
     if len(set(buckets)) < len(buckets):
         bucket, times = Counter(buckets).most_common(1)[0]
@@ -60,7 +60,7 @@ def check_each_once(definition: TableDefinition, buckets: Sequence[int]) -> None
         )
 
 
-def refuse(answer: BucketAnswer, error: Exception, definition: TableDefinition, bucket: int) -> None:
+def refuse(answer: BucketAnswer, error: Exception, definition: StoredTable, bucket: int) -> None:
     """Put the error of one bucket into its answer."""
     if isinstance(error, (TableError, KafkaError)):
         answer.error_code, answer.error_message = int(error.code), error.message

@@ -13,7 +13,7 @@ from headrace.broker.requests.declaration import RequestContext
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.tablelayer.model.errors import RowError
 from headrace.tablelayer.model.messages import between as m
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.server.bucket.bucket import TableBucket
 from headrace.tablelayer.server.bucket.dead_letters import append_dead_letters
 from headrace.tablelayer.server.bucket.held_rows import HeldRows
@@ -92,7 +92,7 @@ class ForwardedHandlers:
         return m.KeepDeadLettersResponse()
 
 
-def _of_schema(rows: Operations, schema_id: int, now: TableDefinition) -> Operations:
+def _of_schema(rows: Operations, schema_id: int, now: StoredTable) -> Operations:
     """Convert rows that another broker decoded with schema `schema_id` to the table's schema `now`."""
     if now.schema.schema_id == schema_id:
         return rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.broker.requests.declaration import RequestContext
 from headrace.broker.security.rights import Operation
 from headrace.tablelayer.model.messages import partitions as m
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.server.catalog.catalog import Catalog
 from headrace.tablelayer.server.lake.dropped import GonePartitionsStore
 from headrace.tablelayer.server.lake.tiering import LakeRounds
@@ -29,7 +29,7 @@ class PartitionHandlers:
         partition = await self._catalog.create_partition(
             definition, request.name, ignore_if_exists=request.ignore_if_exists
         )
-        return m.CreatePartitionResponse(partition_id=partition.id, bucket_count=partition.bucket_count)
+        return m.CreatePartitionResponse(partition_id=partition.table_id, bucket_count=partition.bucket_count)
 
     async def drop(self, context: RequestContext, request: m.DropPartitionRequest) -> m.DropPartitionResponse:
         definition = self._rights.by_id(context, Operation.WRITE, request.table_id)
@@ -41,12 +41,12 @@ class PartitionHandlers:
         )
         return m.DropPartitionResponse()
 
-    async def _note_drop(self, definition: TableDefinition, name: str) -> None:
+    async def _note_drop(self, definition: StoredTable, name: str) -> None:
         """Record that the lake's rows of this partition no longer belong to the table."""
-        was_tiered = self._lake.state(definition.id).committed_at_ms >= 0
+        was_tiered = self._lake.state(definition.table_id).committed_at_ms >= 0
         for each in self._catalog.partitions(definition):
             if each.path.partition == name:
-                await self._gone.note_drop(definition.id, name, each.id, was_tiered=was_tiered)
+                await self._gone.note_drop(definition.table_id, name, each.table_id, was_tiered=was_tiered)
 
     async def list(
         self, context: RequestContext, request: m.ListPartitionsRequest
@@ -57,7 +57,7 @@ class PartitionHandlers:
             assert each.path.partition is not None
             found.append(
                 m.ListedPartition(
-                    name=each.path.partition, partition_id=each.id, bucket_count=each.bucket_count
+                    name=each.path.partition, partition_id=each.table_id, bucket_count=each.bucket_count
                 )
             )
         return m.ListPartitionsResponse(partitions=found)

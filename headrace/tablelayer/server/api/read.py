@@ -12,7 +12,7 @@ from headrace.tablelayer.model.batches.extremes import check_ordered
 from headrace.tablelayer.model.batches.ipc import encode_ipc
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.messages import read as m
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.server.api.each_bucket import Answer, Asked, check_each_once, each_bucket, refuse
 from headrace.tablelayer.server.api.targets import Targets, check_key_table, client_of
 from headrace.tablelayer.server.bucket.key_bucket import KeyBucket
@@ -173,7 +173,7 @@ class ReadHandlers:
         return partial(self._scan, context, definition, request, wanted)
 
     async def _read_and_scan(
-        self, context: RequestContext, definition: TableDefinition, request: m.LimitScanRequest
+        self, context: RequestContext, definition: StoredTable, request: m.LimitScanRequest
     ) -> m.LimitScanResponse:
         wanted = await self._wanted(definition, request, request.columns)
         self._check_limit_scan(context, definition, request, wanted)
@@ -182,7 +182,7 @@ class ReadHandlers:
     def _check_limit_scan(
         self,
         context: RequestContext,
-        definition: TableDefinition,
+        definition: StoredTable,
         request: m.LimitScanRequest,
         wanted: reads.Wanted,
     ) -> None:
@@ -197,7 +197,7 @@ class ReadHandlers:
     async def _scan(
         self,
         context: RequestContext,
-        definition: TableDefinition,
+        definition: StoredTable,
         request: m.LimitScanRequest,
         wanted: reads.Wanted,
     ) -> m.LimitScanResponse:
@@ -297,14 +297,12 @@ class ReadHandlers:
             cursor=cursor,
         )
 
-    def _source(
-        self, definition: TableDefinition, index: int, staleness_ms_max: int
-    ) -> KeyBucket | KeptStore:
+    def _source(self, definition: StoredTable, index: int, staleness_ms_max: int) -> KeyBucket | KeptStore:
         """Return the standby store of a bucket, if there is one and the reader accepts stale rows; else the bucket.
 
         Raises KafkaError if this broker does not lead the bucket.
         """
-        standby = None if staleness_ms_max < 0 else self._services.standbys.get((definition.id, index))
+        standby = None if staleness_ms_max < 0 else self._services.standbys.get((definition.table_id, index))
         return self._targets.bucket(definition, index, KeyBucket) if standby is None else standby
 
     def _at_once(
@@ -333,7 +331,7 @@ class ReadHandlers:
             return None
         return answers
 
-    def _whole_log(self, definition: TableDefinition, index: int) -> LogBucket:
+    def _whole_log(self, definition: StoredTable, index: int) -> LogBucket:
         """Return a bucket for a reader that needs all of its rows. Raises KafkaError if its end is not known."""
         bucket = self._targets.bucket(definition, index, LogBucket)
         bucket.check_end_known()
@@ -361,7 +359,7 @@ class ReadHandlers:
 
     async def _wanted(
         self,
-        definition: TableDefinition,
+        definition: StoredTable,
         request: m.LimitScanRequest | m.CountRowsRequest | m.ScanSnapshotRequest,
         columns: Sequence[int] | None,
     ) -> reads.Wanted:
@@ -370,7 +368,7 @@ class ReadHandlers:
         )
 
 
-def _key_ids(definition: TableDefinition) -> list[int]:
+def _key_ids(definition: StoredTable) -> list[int]:
     """Return the ids of the key columns: a reader that names keys or key ranges learns something about them."""
     schema = definition.schema
     return [schema.column(name).id for name in schema.primary_key]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.broker.requests.declaration import RequestContext
 from headrace.broker.security.rights import Operation
 from headrace.tablelayer.model.messages import refused as m
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import StoredTable, TablePath
 from headrace.tablelayer.server.catalog.catalog import Catalog
 from headrace.tablelayer.server.kafka_face.refusals import Refusals
 from headrace.tablelayer.server.rights.table_rights import TableRights
@@ -20,7 +20,7 @@ class RefusedHandlers:
     async def list_refused(
         self, context: RequestContext, request: m.ListRefusedRequest
     ) -> m.ListRefusedResponse:
-        tables: list[TableDefinition]
+        tables: list[StoredTable]
         if request.topic is not None:
             path = TablePath.parse(request.topic).whole
             self._rights.require(context, Operation.READ, path)
@@ -33,8 +33,8 @@ class RefusedHandlers:
             ]
         return m.ListRefusedResponse(tables=[entry for each in tables for entry in self._entries(each)])
 
-    def _entries(self, definition: TableDefinition) -> list[m.RefusedTable]:
-        found = self._refusals.of(definition.id)
+    def _entries(self, definition: StoredTable) -> list[m.RefusedTable]:
+        found = self._refusals.of(definition.table_id)
         if found is None:
             return []
         records = [
@@ -51,6 +51,6 @@ class RefusedHandlers:
         ]
         return [
             m.RefusedTable(
-                table_id=definition.id, table=str(definition.path), count=found.count, records=records
+                table_id=definition.table_id, table=str(definition.path), count=found.count, records=records
             )
         ]

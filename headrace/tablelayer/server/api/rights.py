@@ -9,7 +9,7 @@ from headrace.broker.requests.declaration import RequestContext
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.messages import rights as m
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import StoredTable, TablePath
 from headrace.tablelayer.server.catalog.catalog import Catalog
 from headrace.tablelayer.server.rights.column_grants import ColumnGrants
 
@@ -72,7 +72,7 @@ class RightsHandlers:
                     found.append(entry)
         return m.ListColumnGrantsResponse(grants=found)
 
-    def _table(self, context: RequestContext, database: str, table: str) -> tuple[UUID, TableDefinition]:
+    def _table(self, context: RequestContext, database: str, table: str) -> tuple[UUID, StoredTable]:
         _check_authorizer(context)
         definition = self._catalog.by_path(TablePath(database, table))
         if definition.path.partition is not None:
@@ -80,10 +80,10 @@ class RightsHandlers:
                 TableErrorCode.INVALID_TABLE,
                 f"{definition.path} is a partition: grant columns of table {definition.path.whole} instead",
             )
-        return definition.id, definition
+        return definition.table_id, definition
 
 
-def _names(definition: TableDefinition, columns: frozenset[int]) -> list[str]:
+def _names(definition: StoredTable, columns: frozenset[int]) -> list[str]:
     """Return the names of columns by id, in the table's order, without dropped columns."""
     return [column.name for column in definition.schema.columns if column.id in columns]
 

@@ -9,7 +9,7 @@ from headrace.broker.security.principal import ANONYMOUS
 from headrace.broker.security.rights import Operation
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.server.catalog.catalog import Catalog
 
 if TYPE_CHECKING:
@@ -28,20 +28,20 @@ class Targets:
         self._context = catalog.context
         self._rights = rights
 
-    def written(self, context: RequestContext, table_id: UUID) -> TableDefinition:
+    def written(self, context: RequestContext, table_id: UUID) -> StoredTable:
         """Return a table or a partition that the caller may write to. Raises KafkaError or TableError."""
         return _with_rows(self._rights.by_id(context, Operation.WRITE, table_id))
 
-    def read(self, context: RequestContext, table_id: UUID) -> TableDefinition:
+    def read(self, context: RequestContext, table_id: UUID) -> StoredTable:
         """Return a table of which the caller may read some columns. `check_columns` checks the requested ones."""
         return _with_rows(self._rights.readable_by_id(context, table_id))
 
     def check_columns(
-        self, context: RequestContext, definition: TableDefinition, wanted: Wanted, used: Iterable[int] = ()
+        self, context: RequestContext, definition: StoredTable, wanted: Wanted, used: Iterable[int] = ()
     ) -> None:
         self._rights.check_columns(context, definition, wanted, used)
 
-    def bucket(self, definition: TableDefinition, index: int, kind: type[Bucket]) -> Bucket:
+    def bucket(self, definition: StoredTable, index: int, kind: type[Bucket]) -> Bucket:
         """Return an open bucket of a table. Raises KafkaError if it is absent, of another kind or not open."""
         hooks: object = self._context.partition(definition.path.topic, index).hooks
         if not isinstance(hooks, kind):
@@ -52,7 +52,7 @@ class Targets:
         return hooks
 
     @staticmethod
-    def check_replicas(definition: TableDefinition, bucket: TableBucket) -> None:
+    def check_replicas(definition: StoredTable, bucket: TableBucket) -> None:
         """Raise KafkaError(NOT_ENOUGH_REPLICAS) if a write with acks=all has too few replicas in sync, before the
         append (R11).
         """
@@ -66,7 +66,7 @@ class Targets:
             )
 
 
-def _with_rows(definition: TableDefinition) -> TableDefinition:
+def _with_rows(definition: StoredTable) -> StoredTable:
     """Return the table. Raises TableError for a partitioned table: only its partitions have rows."""
     if definition.is_partitioned:
         raise TableError(
@@ -84,7 +84,7 @@ def client_of(context: RequestContext) -> str:
     return f"{context.principal}@{context.client_host}"
 
 
-def check_key_table(definition: TableDefinition) -> None:
+def check_key_table(definition: StoredTable) -> None:
     """Raise TableError for a log table (R16)."""
     if not definition.is_primary_key_table:
         raise TableError(

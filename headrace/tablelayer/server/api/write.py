@@ -11,7 +11,7 @@ from headrace.broker.requests.declaration import RequestContext
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.messages import write as m
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.server.api.each_bucket import each_bucket, refuse
 from headrace.tablelayer.server.api.targets import Bucket, Targets, check_key_table
 from headrace.tablelayer.server.bucket.key_bucket import KeyBucket
@@ -66,7 +66,7 @@ class WriteHandlers:
 
     async def _write(
         self,
-        definition: TableDefinition,
+        definition: StoredTable,
         request: m.AppendRowsRequest | m.PutRowsRequest,
         kind: type[Bucket],
         write: Callable[[Bucket, memoryview], Awaitable[AppendInfo]],

@@ -28,7 +28,7 @@ from headrace.tablelayer.model.options.kafka_formats import AvroSchemaPlace, Kaf
 from headrace.tablelayer.model.options.table_options import UnknownFields
 from headrace.tablelayer.model.rows.versions import SchemaVersions
 from headrace.tablelayer.model.table.buckets import bucket_of
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable, TableDefinition
 from headrace.tablelayer.model.table.evolution import changes_to_json
 from headrace.tablelayer.server.bucket.dead_letters import write_dead_letters
 from headrace.tablelayer.server.bucket.joining import Joiners
@@ -75,7 +75,7 @@ class TableBucket:
         self._unreadable: set[int] = set()
 
     @property
-    def definition(self) -> TableDefinition:
+    def definition(self) -> StoredTable:
         """The table's definition now (it can be altered). Thread-safe."""
         topic, definition = self._known
         if definition.path.partition is not None:  # the table's topic has the definition
@@ -244,7 +244,7 @@ class TableBucket:
             )
         return FetchedRecords(tuple(answer.parts), answer.size, answer.records)
 
-    async def _avro_frame(self, definition: TableDefinition) -> Frame | None:
+    async def _avro_frame(self, definition: StoredTable) -> Frame | None:
         """Return the frame around this table's Avro values; None if its values are not Avro. Raises KafkaError."""
         settings = definition.settings
         if settings.kafka_value_format is not KafkaValueFormat.AVRO:
@@ -263,7 +263,7 @@ class TableBucket:
         return Frame.confluent(await registries.id_of(url, f"{whole.topic}-value", text))
 
     async def opened(
-        self, definition: TableDefinition, batch: memoryview, refused: Sequence[Refused] = ()
+        self, definition: StoredTable, batch: memoryview, refused: Sequence[Refused] = ()
     ) -> memoryview | kafka_face.OpenedBatch:
         """Return a producer's batch without the refused records, and with the schemas of its Avro values if it has any.
 
@@ -308,7 +308,7 @@ class TableBucket:
 
     def _note_refused(
         self,
-        definition: TableDefinition,
+        definition: StoredTable,
         refused: Sequence[tuple[int, str]],
         code: ErrorCode,
         *,
@@ -324,7 +324,7 @@ class TableBucket:
         batch: memoryview,
         acks: int,
         timeout_ms: int,
-        definition: TableDefinition,
+        definition: StoredTable,
         topic: str,
         error: RecordErrors,
     ) -> AppendInfo:
@@ -465,7 +465,7 @@ class TableBucket:
         return state is not None and len(state.replicas) > 1
 
     def part(
-        self, topic: str, bucket: int, definition: TableDefinition, rows: Operations, writer: Writer
+        self, topic: str, bucket: int, definition: StoredTable, rows: Operations, writer: Writer
     ) -> Part:
         """Return rows of this broker's producer, decoded for `definition`, as a write to their bucket.
 
@@ -511,7 +511,7 @@ class TableBucket:
             raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"bucket {bucket} of {topic} has no leader now")
         await wait_elsewhere(self.services, leader.broker_id, partition, -1, -1, timeout_ms)
 
-    async def _all_published(self, definition: TableDefinition, timeout_ms: int) -> None:
+    async def _all_published(self, definition: StoredTable, timeout_ms: int) -> None:
         """Wait until the present end of every bucket's log is visible.
 
         Part of it belongs to the batch whose repetition is about to be acknowledged.
@@ -529,7 +529,7 @@ class TableBucket:
                 )
 
 
-def as_kafka_error(error: TableError, definition: TableDefinition) -> KafkaError:
+def as_kafka_error(error: TableError, definition: StoredTable) -> KafkaError:
     """Return a table's error as a Kafka client can understand it: Kafka's codes, and the bad record's index (R17.3)."""
     if isinstance(error, RowError):
         return kafka_face.refused_record(definition, error)
@@ -538,11 +538,11 @@ def as_kafka_error(error: TableError, definition: TableDefinition) -> KafkaError
     return KafkaError(ErrorCode.INVALID_RECORD, error.message)
 
 
-def no_rows(definition: TableDefinition) -> pa.RecordBatch:
+def no_rows(definition: StoredTable) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([], schema=definition.schema.arrow())
 
 
-def split(definition: TableDefinition, operations: Operations) -> dict[int, Operations]:
+def split(definition: StoredTable, operations: Operations) -> dict[int, Operations]:
     """Return a producer's rows by bucket, in order."""
     if definition.bucket_count == 1:
         return {0: operations}

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from headrace.broker.log.partition_log import PartitionLog
     from headrace.broker.replication.following import Follower
-    from headrace.tablelayer.model.table.definition import TableDefinition
+    from headrace.tablelayer.model.table.definition import StoredTable
     from headrace.tablelayer.server.services import KeptStore, Services
 
 logger = logging.getLogger("headrace.tables")
@@ -275,7 +275,7 @@ class Standby:
         return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.name}: {why}; ask the leader")
 
     @property
-    def definition(self) -> TableDefinition | None:
+    def definition(self) -> StoredTable | None:
         """The table's definition, as this broker knows it now; None if the table is gone."""
         try:
             return self._services.catalog.definition(self._follower.partition.topic)

@@ -25,7 +25,7 @@ from headrace.tablelayer.model.table.definition import (
     PARTITION_OF_CONFIG,
     PARTITIONED_BY_CONFIG,
     SCHEMA_CONFIG,
-    TableDefinition,
+    StoredTable,
     TablePath,
     check_name,
 )
@@ -109,7 +109,7 @@ class Catalog:
         self._dropping: set[str] = set()
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._not_understood: dict[UUID, TopicImage] = {}
-        self._definitions: dict[UUID, tuple[TopicImage, TopicImage, TableDefinition]] = {}
+        self._definitions: dict[UUID, tuple[TopicImage, TopicImage, StoredTable]] = {}
         self.reader: DefinitionReader
         """Set by `load`."""
 
@@ -154,7 +154,7 @@ class Catalog:
             raise RuntimeError("the catalog is used before it was loaded")
         return self._context
 
-    def check_room(self, definition: TableDefinition) -> None:
+    def check_room(self, definition: StoredTable) -> None:
         """Raise TableError(TOO_MANY_PARTITIONS) if a table cannot have another partition."""
         count, most = len(self.partition_names(definition.path)), self.max_partitions
         if count >= most:
@@ -294,7 +294,7 @@ class Catalog:
         image = self.context.metadata.topic(topic)
         return ".".join(topic.split(".", 2)[:2]) if image is not None and is_partition(image.config) else None
 
-    def all_tables(self) -> list[TableDefinition]:
+    def all_tables(self) -> list[StoredTable]:
         """Return all tables, without their partitions and without tables whose definition cannot be read (they are
         offline).
         """
@@ -308,7 +308,7 @@ class Catalog:
                     self._not_understood[topic.topic_id] = topic
         return found
 
-    def definition(self, topic: TopicImage) -> TableDefinition:
+    def definition(self, topic: TopicImage) -> StoredTable:
         """Return the table or partition that a topic is. Thread-safe.
 
         Raises TableError(TABLE_NOT_FOUND) for a partition whose table is gone.
@@ -322,7 +322,7 @@ class Catalog:
             definition = (
                 topic.config.definition.with_id(topic.topic_id)
                 if isinstance(topic.config, ReadConfig)
-                else from_topic_config(path, topic.topic_id, topic.partition_count, topic.config)
+                else from_topic_config(path, topic.partition_count, topic.config).with_id(topic.topic_id)
             )
         else:
             assert path.partition is not None
@@ -348,7 +348,7 @@ class Catalog:
         topic = self.context.metadata.topic(path.topic)
         return 0 if topic is None else topic.partition_count
 
-    def by_path(self, path: TablePath) -> TableDefinition:
+    def by_path(self, path: TablePath) -> StoredTable:
         """Return a table or partition. Raises TableError: DATABASE_NOT_FOUND, TABLE_NOT_FOUND."""
         topic = self.context.metadata.topic(path.topic)
         if topic is None or not _has_rows(topic.config):
@@ -357,7 +357,7 @@ class Catalog:
             raise TableError(TableErrorCode.TABLE_NOT_FOUND, f"table {path} {what}")
         return self.definition(topic)
 
-    def by_id(self, table_id: UUID) -> TableDefinition:
+    def by_id(self, table_id: UUID) -> StoredTable:
         """Return a table or partition. Raises TableError(TABLE_NOT_FOUND)."""
         topic = self.context.metadata.topic_by_id(table_id)
         known = self._definitions.get(table_id)
@@ -414,7 +414,7 @@ class Catalog:
         *,
         expected_schema_id: int = -1,
         check: Callable[[Mapping[str, str | None]], None] = lambda config: None,
-    ) -> TableDefinition:
+    ) -> StoredTable:
         """Apply all changes of a list in JSON, or none; return the altered table.
 
         `check` is called for each set of changed configurations. Raises TableError, and what `check` raises.
@@ -440,7 +440,7 @@ class Catalog:
         changes: Sequence[Change],
         expected_schema_id: int,
         check: Callable[[Mapping[str, str | None]], None],
-    ) -> TableDefinition:
+    ) -> StoredTable:
         while True:
             before = self.by_path(path)
             if expected_schema_id not in (-1, before.schema.schema_id):
@@ -499,7 +499,7 @@ class Catalog:
             if topic.name.startswith(prefix) and is_partition(topic.config)
         ]
 
-    def partitions(self, definition: TableDefinition) -> list[TableDefinition]:
+    def partitions(self, definition: StoredTable) -> list[StoredTable]:
         """Return a table's partitions in order of name. Raises TableError(NOT_PARTITIONED)."""
         check_partitioned(definition)
         found = []
@@ -510,15 +510,15 @@ class Catalog:
         return found
 
     async def create_partition(
-        self, definition: TableDefinition, name: str, *, ignore_if_exists: bool
-    ) -> TableDefinition:
+        self, definition: StoredTable, name: str, *, ignore_if_exists: bool
+    ) -> StoredTable:
         """Create a partition of a table.
 
         Raises TableError, and KafkaError(NOT_ENOUGH_REPLICAS) while brokers are missing. That error is retriable: the
         client did not choose the number of replicas, and a writer tries again.
         """
         check_partitioned(definition)
-        path = definition.of_partition(name, None).path
+        path = definition.path_of_partition(name)
         for key, value in zip(definition.partition_keys, values_of(name), strict=True):
             canonical = spec_texts(definition, {key: value})[key]
             if canonical != value:
@@ -558,7 +558,7 @@ class Catalog:
 
     async def drop_partition(
         self,
-        definition: TableDefinition,
+        definition: StoredTable,
         name: str,
         *,
         ignore_if_not_exists: bool,
@@ -583,7 +583,7 @@ class Catalog:
         if not ignore_if_not_exists:
             raise TableError(TableErrorCode.PARTITION_NOT_FOUND, f"partition {path} does not exist")
 
-    async def follow(self, definition: TableDefinition) -> None:
+    async def follow(self, definition: StoredTable) -> None:
         """Copy the configurations of Kafka's log (retention, ...) to every partition.
 
         The next check completes it after a crash.

@@ -64,7 +64,7 @@ def changed_configs(before: TableDefinition, changes: Sequence[Change]) -> dict[
 
 def read_new(path: TablePath, partitions: int, config: Mapping[str, str]) -> ReadConfig:
     _check_config_size(path, config)
-    definition = from_topic_config(path, None, partitions, config)
+    definition = from_topic_config(path, partitions, config)
     if HISTORY_CONFIG in config or definition.schema.schema_id != FIRST_SCHEMA_ID:
         raise TableError(
             TableErrorCode.INVALID_TABLE,

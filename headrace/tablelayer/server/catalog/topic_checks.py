@@ -101,13 +101,13 @@ class TopicChecks:
                     f"{definition.table_id}",
                 )
             check_partitioned(definition)
-            partition = definition.of_partition(path.partition, None)
+            definition.path_of_partition(path.partition)
             if partitions != definition.bucket_count:
                 raise TableError(
                     TableErrorCode.INVALID_TABLE,
                     f"a partition of table {path.whole} has {definition.bucket_count} buckets, not {partitions}",
                 )
-            for key, value in zip(partition.partition_keys, values_of(path.partition), strict=True):
+            for key, value in zip(definition.partition_keys, values_of(path.partition), strict=True):
                 spec_texts(definition, {key: value})
             self._catalog.check_room(definition)
         except TableError as error:

@@ -24,7 +24,7 @@ from headrace.tablelayer.model.batches.batch import ArrowBatch, ChangeType
 from headrace.tablelayer.model.batches.ipc import STORED_BYTES_MAX
 from headrace.tablelayer.model.errors import TableError
 from headrace.tablelayer.model.options.kafka_formats import KafkaValueFormat
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.types.sizes import text_size
 from headrace.tablelayer.server.kafka_face.caches import Opened, PieceCaches
 from headrace.tablelayer.server.kafka_face.transcode import empty_batch, to_kafka
@@ -73,7 +73,7 @@ class Consumption:
         self,
         caches: PieceCaches,
         bucket: int,
-        definition: TableDefinition,
+        definition: StoredTable,
         frame: Frame | None,
         max_bytes: int,
         unreadable: Callable[[BatchHeader, Exception], None],

@@ -18,7 +18,7 @@ from headrace.protocol.one_line import one_line
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from headrace.tablelayer.model.table.definition import TableDefinition
+    from headrace.tablelayer.model.table.definition import StoredTable
 
 KEPT: Final = 50
 """Number of refused records that are kept for each table."""
@@ -69,7 +69,7 @@ class Refusals:
 
     def note(
         self,
-        definition: TableDefinition,
+        definition: StoredTable,
         topic: str,
         partition: int,
         refused: Iterable[tuple[int, str]],
@@ -79,8 +79,8 @@ class Refusals:
         dead_letter: bool,
     ) -> None:
         """Note refused records: pairs of a record's index and the reason."""
-        found = self._tables.pop(definition.id, None) or OfTable()
-        self._tables[definition.id] = found  # moved to the end: it is forgotten last
+        found = self._tables.pop(definition.table_id, None) or OfTable()
+        self._tables[definition.table_id] = found  # moved to the end: it is forgotten last
         for index, reason in refused:
             text = one_line(reason, _REASON_LENGTH_MAX)
             found.last.append(Refusal(time_ms, topic, partition, index, code, text, dead_letter))

@@ -22,7 +22,7 @@ from headrace.tablelayer.model.lake.offsets import PartitionBucket, Place
 from headrace.tablelayer.model.lake.topic_options import TopicOptions
 from headrace.tablelayer.model.lake.topics import TopicLake, is_tiered_topic
 from headrace.tablelayer.model.options.table_options import TableOptions
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import StoredTable, TablePath
 from headrace.tablelayer.server.catalog.catalog import Catalog, is_partition, is_table
 from headrace.tablelayer.server.lake.catalogs import has_catalog
 
@@ -63,7 +63,7 @@ class Subject(msgspec.Struct, frozen=True):
     enabled: bool
     format: str
     freshness_ms: int
-    definition: TableDefinition | None
+    definition: StoredTable | None
 
 
 class LakeProgress(msgspec.Struct, frozen=True):
@@ -214,7 +214,7 @@ class LakeSubjects:
         for each in self._catalog.partitions(definition):
             assert each.path.partition is not None
             for partition in self._catalog.context.replicas.partitions(each.path.topic):
-                yield PartitionBucket(each.path.partition, each.id, partition.index), partition
+                yield PartitionBucket(each.path.partition, each.table_id, partition.index), partition
 
     def progress(self, subject: Subject, others: Ends | None = None) -> LakeProgress:
         """Return the lake's progress, with one small read for each place that is behind.
@@ -291,10 +291,9 @@ class LakeSubjects:
         if definition.path.partition is None:
             return self._lake.tiered_offset(table_id, bucket)
         whole = self._catalog.by_path(definition.path.whole).table_id
-        assert whole is not None
         return self._lake.tiered_offset(whole, PartitionBucket(definition.path.partition, table_id, bucket))
 
-    async def is_all_tiered(self, definition: TableDefinition, name: str) -> bool:
+    async def is_all_tiered(self, definition: StoredTable, name: str) -> bool:
         """Return whether the lake has all records of the partition `name`; True if the table is not tiered.
 
         Returns False also while this is unknown because a leader is missing or new.
@@ -302,7 +301,7 @@ class LakeSubjects:
         if not definition.settings.datalake_enabled:
             return True
         others = await self.ends([of_table(definition)], name)
-        offsets = self._lake.state(definition.id).offsets
+        offsets = self._lake.state(definition.table_id).offsets
         for place, partition in self.places(of_table(definition)):
             if not _is_of(place, name):
                 continue
@@ -319,7 +318,7 @@ class LakeSubjects:
                 return False
         return True
 
-    async def hold(self, definition: TableDefinition, name: str) -> Callable[[], bool] | None:
+    async def hold(self, definition: StoredTable, name: str) -> Callable[[], bool] | None:
         """Make the partition `name` accept nothing for a while, so that it can be dropped, if the lake has all of it.
 
         Returns None if the partition must stay, else a function that returns whether the hold is still valid. Call it
@@ -332,7 +331,7 @@ class LakeSubjects:
         metadata, loop = self._catalog.context.metadata, asyncio.get_running_loop()
         latest = loop.time() + _DROP_SECONDS
         others = await self.ends([of_table(definition)], name, _HOLD_SECONDS)
-        offsets = self._lake.state(definition.id).offsets
+        offsets = self._lake.state(definition.table_id).offsets
         held: dict[tuple[str, int], int] = {}
         for place, partition in self.places(of_table(definition)):
             if not _is_of(place, name):
@@ -355,11 +354,11 @@ class LakeSubjects:
         return is_held
 
 
-def of_table(definition: TableDefinition) -> Subject:
+def of_table(definition: StoredTable) -> Subject:
     """Return a table's subject. A partition's subject can be described, but is not tiered by itself."""
     settings = definition.settings
     return Subject(
-        definition.id,
+        definition.table_id,
         str(definition.path),
         settings.datalake_enabled,
         settings.datalake_format.value if settings.datalake_format else "",

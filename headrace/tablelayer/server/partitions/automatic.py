@@ -16,7 +16,7 @@ from uuid import UUID
 
 from headrace.protocol.errors import KafkaError
 from headrace.tablelayer.model.errors import TableError
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.table.partitions import plan_partitions
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Calendar:
         self,
         catalog: Catalog,
         context: BrokerContext,
-        hold: Callable[[TableDefinition, str], Awaitable[Callable[[], bool] | None]],
+        hold: Callable[[StoredTable, str], Awaitable[Callable[[], bool] | None]],
     ) -> None:
         """Create the calendar.
 
@@ -42,7 +42,7 @@ class Calendar:
         self._hold = hold
         self._clock = context.clock
         self._interval_s: float = context.config["auto-partition.check.interval.ms"] / 1000
-        self._looked_at: dict[UUID, tuple[TableDefinition, float]] = {}
+        self._looked_at: dict[UUID, tuple[StoredTable, float]] = {}
         self._metadata = context.metadata
         self._background = context.background
         self._version = -1
@@ -55,18 +55,18 @@ class Calendar:
             self._version = self._metadata.version
             await self._catalog.drop_orphans()
         now = self._clock.monotonic()
-        seen: dict[UUID, tuple[TableDefinition, float]] = {}
+        seen: dict[UUID, tuple[StoredTable, float]] = {}
         for definition in self._catalog.all_tables():
             if not definition.is_partitioned:
                 continue
-            known, at = self._looked_at.get(definition.id, (None, now))
+            known, at = self._looked_at.get(definition.table_id, (None, now))
             if known is not definition or now - at >= self._interval_s:
                 await self._look_after(definition)
                 at = now
-            seen[definition.id] = (definition, at)
+            seen[definition.table_id] = (definition, at)
         self._looked_at = seen
 
-    async def _look_after(self, definition: TableDefinition) -> None:
+    async def _look_after(self, definition: StoredTable) -> None:
         try:
             await self._catalog.follow(definition)
             names = self._catalog.partition_names(definition.path)

@@ -20,7 +20,7 @@ from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.protocol.records.header import BatchHeader
 from headrace.tablelayer.model.errors import RowError, TableError, TableErrorCode
 from headrace.tablelayer.model.table.buckets import bucket_of
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.table.partitions import partitions_of_rows
 from headrace.tablelayer.server.bucket.bucket import Decode, as_kafka_error, no_rows
 from headrace.tablelayer.server.bucket.joint_write import Part, write_together
@@ -79,7 +79,7 @@ class PartitionedBucket(LogBucket):
         except TableError as error:
             raise as_kafka_error(error, definition) from error
 
-    async def _make_partitions(self, definition: TableDefinition, names: list[str]) -> None:
+    async def _make_partitions(self, definition: StoredTable, names: list[str]) -> None:
         """Create all missing partitions before any row is written; a row without a partition refuses the batch."""
         catalog = self.services.catalog
         present = set(catalog.partition_names(definition.path))
@@ -95,7 +95,7 @@ class PartitionedBucket(LogBucket):
 
     async def _write_partitions(
         self,
-        definition: TableDefinition,
+        definition: StoredTable,
         rows: dict[str, dict[int, Operations]],
         writer: Writer,
         acks: int,
@@ -182,7 +182,7 @@ class OrphanBucket:
 
 
 def _split(
-    definition: TableDefinition, operations: Operations, unkeyed_bucket: int
+    definition: StoredTable, operations: Operations, unkeyed_bucket: int
 ) -> dict[str, dict[int, Operations]]:
     """Return rows by partition and bucket, in order; without a bucket key all go to one bucket. Raises RowError."""
     rows = operations.rows

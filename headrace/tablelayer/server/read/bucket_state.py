@@ -27,7 +27,7 @@ from headrace.tablelayer.model.filters.filters import Filter, Verdict
 from headrace.tablelayer.model.messages.read import ScanSnapshotRequest
 from headrace.tablelayer.model.rows.versions import SchemaVersions, decode_stored
 from headrace.tablelayer.model.schema.schema import Schema
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.server import stored_message
 from headrace.tablelayer.server.bucket.log_bucket import Counted, LogBucket
 from headrace.tablelayer.server.merge.engines import few_row_keys, row_keys
@@ -71,7 +71,7 @@ class Wanted(msgspec.Struct, frozen=True):
     @classmethod
     def of(
         cls,
-        definition: TableDefinition,
+        definition: StoredTable,
         schema_id: int,
         column_ids: Sequence[int] | None,
         condition: bytes | None = None,
@@ -89,7 +89,7 @@ class Wanted(msgspec.Struct, frozen=True):
     async def asked(
         cls,
         services: Services,
-        definition: TableDefinition,
+        definition: StoredTable,
         schema_id: int,
         column_ids: Sequence[int] | None,
         condition: bytes | None,

@@ -36,7 +36,7 @@ from headrace.tablelayer.model.messages.read import (
     ScanLogResult,
 )
 from headrace.tablelayer.model.rows.versions import SchemaVersions
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.server.bucket.bucket import TableBucket
 from headrace.tablelayer.server.read.batch_filter import BatchFilter, filtered_batch
 from headrace.tablelayer.server.read.bucket_state import Wanted
@@ -65,7 +65,7 @@ class Parts:
 
 
 async def scan_log(
-    services: Services, definition: TableDefinition, request: ScanLogRequest, check: Callable[[Wanted], None]
+    services: Services, definition: StoredTable, request: ScanLogRequest, check: Callable[[Wanted], None]
 ) -> ScanLogResponse:
     """Answer a request. Raises TableError for unknown columns; errors of buckets are in the response.
 
@@ -94,7 +94,7 @@ class _Scan:
     def __init__(
         self,
         services: Services,
-        definition: TableDefinition,
+        definition: StoredTable,
         request: ScanLogRequest,
         wanted: Wanted,
     ) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from headrace.broker.requests.declaration import RequestContext
-    from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+    from headrace.tablelayer.model.table.definition import StoredTable, TablePath
     from headrace.tablelayer.server.catalog.catalog import Catalog
     from headrace.tablelayer.server.read.bucket_state import Wanted
     from headrace.tablelayer.server.rights.column_grants import ColumnGrants
@@ -67,7 +67,7 @@ class TableRights:
         if topic is not None:
             context.require(Operation.WRITE, _TOPIC, topic.strip())
 
-    def by_id(self, context: RequestContext, operation: Operation, table_id: UUID) -> TableDefinition:
+    def by_id(self, context: RequestContext, operation: Operation, table_id: UUID) -> StoredTable:
         """Return a table or partition. Raises KafkaError(TOPIC_AUTHORIZATION_FAILED) or TableError(TABLE_NOT_FOUND)."""
         definition = self._catalog.by_id(table_id)
         if not self.may(context, operation, definition.path):
@@ -75,7 +75,7 @@ class TableRights:
             raise denied(_TOPIC)
         return definition
 
-    def readable_by_id(self, context: RequestContext, table_id: UUID) -> TableDefinition:
+    def readable_by_id(self, context: RequestContext, table_id: UUID) -> StoredTable:
         """Do the same as `by_id` for READ, but also for a caller that may read some columns (see `check_columns`)."""
         definition = self._catalog.by_id(table_id)
         if not self.may(context, Operation.READ, definition.path) and not self._granted(context, definition):
@@ -91,7 +91,7 @@ class TableRights:
     # -- columns -------------------------------------------------------------------------------------------
 
     def check_columns(
-        self, context: RequestContext, definition: TableDefinition, wanted: Wanted, used: Iterable[int] = ()
+        self, context: RequestContext, definition: StoredTable, wanted: Wanted, used: Iterable[int] = ()
     ) -> None:
         """Raise KafkaError unless all columns that the read shows, filters by or uses (by id) may be read."""
         if self.may(context, Operation.READ, definition.path):
@@ -110,7 +110,7 @@ class TableRights:
             f"not authorized: columns {', '.join(withheld)} of {table} are withheld{may}",
         )
 
-    def _granted(self, context: RequestContext, definition: TableDefinition) -> frozenset[int]:
+    def _granted(self, context: RequestContext, definition: StoredTable) -> frozenset[int]:
         authorizer = context.authorizer
         topic = self._catalog.context.metadata.topic(definition.path.whole.topic)
         if topic is None or authorizer.is_open:

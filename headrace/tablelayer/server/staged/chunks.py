@@ -9,7 +9,7 @@ from uuid import UUID
 
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.tablelayer.model import messages as m
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.server.staged.place import THE_TABLE_ITSELF, Place
 from headrace.tablelayer.server.staged.space import StagedSpace
 from headrace.tablelayer.server.staged.staging import (
@@ -55,7 +55,7 @@ class StagedChunks:
 
     async def stage(
         self,
-        definition: TableDefinition,
+        definition: StoredTable,
         writer: str,
         batch_id: int,
         attempt: str,
@@ -68,7 +68,7 @@ class StagedChunks:
         KafkaError.
         """
         check_names(writer, batch_id, [attempt])
-        table_id = definition.id
+        table_id = definition.table_id
         hooks = self._tables.bucket(self._tables.checked(definition, place), place.bucket)
         await self._services.run(hooks.check_write, chunk)
         needed = hooks.partition.needed_in_sync

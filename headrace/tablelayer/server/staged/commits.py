@@ -43,7 +43,7 @@ from uuid import UUID
 
 from headrace.protocol.errors import KafkaError
 from headrace.tablelayer.model.errors import RowError, TableError, TableErrorCode
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.server.staged.chunks import StagedChunks
 from headrace.tablelayer.server.staged.expiry import Expiry
 from headrace.tablelayer.server.staged.ledger import Ledger
@@ -75,8 +75,8 @@ class StagedCommits:
         self,
         services: Services,
         area: StagingArea,
-        definition_of: Callable[[UUID], TableDefinition],
-        bucket_of: Callable[[TableDefinition, int], TableBucket],
+        definition_of: Callable[[UUID], StoredTable],
+        bucket_of: Callable[[StoredTable, int], TableBucket],
     ) -> None:
         self._context = services.context
         self._others = OtherBrokers(services.context)
@@ -94,7 +94,7 @@ class StagedCommits:
 
     async def commit(
         self,
-        definition: TableDefinition,
+        definition: StoredTable,
         writer: str,
         batch_id: int,
         attempts: Attempts,
@@ -106,7 +106,7 @@ class StagedCommits:
         `single` means that the writer has no second batch. Raises TableError STAGED_ROWS_MISSING if a chunk is missing
         (then nothing is decided), or a bucket's error, after which the same commit continues.
         """
-        table_id, names = definition.id, [attempt for attempt, _ in attempts]
+        table_id, names = definition.table_id, [attempt for attempt, _ in attempts]
         _check_attempts(writer, batch_id, names)
         async with self.ledgers.lock(table_id, writer):
             self._others.check_decides(definition)
@@ -122,15 +122,15 @@ class StagedCommits:
             await self.ledgers.save(table_id, decided)
             await self.decided.write(definition, decided)
 
-    async def _complete_last(self, definition: TableDefinition, writer: str) -> Ledger | None:
+    async def _complete_last(self, definition: StoredTable, writer: str) -> Ledger | None:
         """Complete the writer's last batch if it was interrupted; return the ledger after it, None for a new writer."""
-        await self.ledgers.read_again(definition.id, writer)
-        ledger = self.ledgers.get(definition.id, writer)
+        await self.ledgers.read_again(definition.table_id, writer)
+        ledger = self.ledgers.get(definition.table_id, writer)
         if ledger is not None and not ledger.done:
             ledger = await self.decided.write(definition, ledger)
         return ledger
 
-    def _counted(self, definition: TableDefinition, attempts: Attempts) -> Counter[Place]:
+    def _counted(self, definition: StoredTable, attempts: Attempts) -> Counter[Place]:
         """Return the number of chunks by place. Raises TableError for a place that the table does not have."""
         counts: Counter[Place] = Counter()
         for _, by_place in attempts:

@@ -15,7 +15,7 @@ from headrace.broker.net.peers import PeerLostError
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.tablelayer.model import messages as m
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.server.staged.place import Place, bucket_of_table
 
 if TYPE_CHECKING:
@@ -43,11 +43,11 @@ class OtherBrokers:
     def are_none(self) -> bool:
         return self._metadata.is_alone
 
-    def decides(self, definition: TableDefinition) -> bool:
+    def decides(self, definition: StoredTable) -> bool:
         """Return whether this broker leads the table's first bucket."""
         return self.are_none or self.leader_of(definition.path.topic, bucket_of_table(0)) is None
 
-    def check_decides(self, definition: TableDefinition) -> None:
+    def check_decides(self, definition: StoredTable) -> None:
         """Raise KafkaError(NOT_LEADER_OR_FOLLOWER) unless this broker decides about a table."""
         if not self.decides(definition):
             raise KafkaError(

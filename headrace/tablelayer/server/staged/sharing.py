@@ -16,7 +16,7 @@ from uuid import UUID
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.tablelayer.model import messages as m
 from headrace.tablelayer.model.errors import TableError
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.server.services import table_of
 from headrace.tablelayer.server.staged.place import THE_TABLE_ITSELF, Place
 from headrace.tablelayer.server.staged.staging import Chunk, StagingArea, check_names
@@ -109,7 +109,7 @@ class ChunkSharing:
     # -- before a commit -----------------------------------------------------------------------------------
 
     async def gather(
-        self, definition: TableDefinition, writer: str, batch_id: int, attempts: Sequence[str]
+        self, definition: StoredTable, writer: str, batch_id: int, attempts: Sequence[str]
     ) -> tuple[Staged, list[int]]:
         """Have other brokers give the leader of each place the chunks that it lacks.
 
@@ -117,13 +117,13 @@ class ChunkSharing:
         does not answer.
         """
         own_id = self._others.own_id
-        own = await self._services.run(self._area.counts, definition.id, writer, batch_id, attempts)
+        own = await self._services.run(self._area.counts, definition.table_id, writer, batch_id, attempts)
         if self._others.are_none:
             return own, [own_id]
         topics = [definition.path.topic]
         if definition.is_partitioned:
             topics = [each.path.topic for each in self._services.catalog.partitions(definition)]
-        told = await self._others.counted(topics, definition.id, writer, batch_id, attempts)
+        told = await self._others.counted(topics, definition.table_id, writer, batch_id, attempts)
         held = {own_id: own, **told}
         found: Staged = {}
         for attempt in attempts:
@@ -138,7 +138,7 @@ class ChunkSharing:
                 there, count = counts.get(leader, {}).get(place, 0), counts[most][place]
                 if there < count:
                     await self._hand_over_from(
-                        most, definition.id, writer, batch_id, attempt, place, there, leader
+                        most, definition.table_id, writer, batch_id, attempt, place, there, leader
                     )
                 found.setdefault(attempt, {})[place] = count
         return found, list(held)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.server.staged.place import Place, bucket_of_table
 
 if TYPE_CHECKING:
@@ -23,13 +23,13 @@ class StagedTables:
 
     def __init__(
         self,
-        definition_of: Callable[[UUID], TableDefinition],
-        bucket_of: Callable[[TableDefinition, int], TableBucket],
+        definition_of: Callable[[UUID], StoredTable],
+        bucket_of: Callable[[StoredTable, int], TableBucket],
     ) -> None:
         self.definition = definition_of
         self.bucket = bucket_of
 
-    def checked(self, definition: TableDefinition, place: Place) -> TableDefinition:
+    def checked(self, definition: StoredTable, place: Place) -> StoredTable:
         """Return the table with a place's bucket: `definition`, or its partition. Raises TableError."""
         if not place.is_of_partition:
             if definition.is_partitioned:
@@ -45,16 +45,16 @@ class StagedTables:
             )
         return partition
 
-    def found(self, definition: TableDefinition, place: Place) -> TableDefinition | None:
+    def found(self, definition: StoredTable, place: Place) -> StoredTable | None:
         """Return the table with a place's bucket; None for a dropped partition."""
         return self._partition(place.partition_id) if place.is_of_partition else definition
 
-    def topic(self, definition: TableDefinition, place: Place) -> str | None:
+    def topic(self, definition: StoredTable, place: Place) -> str | None:
         """Return the topic with a place's bucket; None for a dropped partition."""
         found = self.found(definition, place)
         return None if found is None else found.path.topic
 
-    def places(self, definition: TableDefinition, ledger: Ledger) -> list[Place]:
+    def places(self, definition: StoredTable, ledger: Ledger) -> list[Place]:
         """Return the buckets for which the batch may have rows, without those of dropped partitions."""
         if not definition.is_partitioned:
             return [bucket_of_table(bucket) for bucket in range(definition.bucket_count)]
@@ -66,7 +66,7 @@ class StagedTables:
             for bucket in range(partition.bucket_count)
         ]
 
-    def _partition(self, table_id: UUID) -> TableDefinition | None:
+    def _partition(self, table_id: UUID) -> StoredTable | None:
         try:
             return self.definition(table_id)
         except TableError as error:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.tablelayer.model.errors import TableError
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.server.kafka_face.producers import forwarded_producer_id
 from headrace.tablelayer.server.merge.writes import Writer
 from headrace.tablelayer.server.staged.ledger import Ledger, following
@@ -53,12 +53,12 @@ class DecidedBatches:
         self._sharing = sharing
         self._chunks = chunks
 
-    async def write(self, definition: TableDefinition, ledger: Ledger) -> Ledger:
+    async def write(self, definition: StoredTable, ledger: Ledger) -> Ledger:
         """Write a decided batch and return the ledger after it.
 
         Raises TableError STAGED_ROWS_MISSING, or a bucket's error; the ledger then has the progress.
         """
-        table_id, written = definition.id, dict(ledger.written)
+        table_id, written = definition.table_id, dict(ledger.written)
         places = self._tables.places(definition, ledger)
         try:
             await self._check_kept(definition, ledger, places)
@@ -78,7 +78,7 @@ class DecidedBatches:
         await self._chunks.drop_everywhere(table_id, ledger.writer, ledger.batch_id)
         return done
 
-    async def _check_kept(self, definition: TableDefinition, ledger: Ledger, places: Sequence[Place]) -> None:
+    async def _check_kept(self, definition: StoredTable, ledger: Ledger, places: Sequence[Place]) -> None:
         """Raise TableError STAGED_ROWS_MISSING unless all decided chunks still exist.
 
         Raises KafkaError if a broker that is not alive may have the missing chunks.
@@ -104,7 +104,7 @@ class DecidedBatches:
             raise ledger.rows_missing(place, there, decided)
 
     async def _write_places(
-        self, definition: TableDefinition, ledger: Ledger, places: Sequence[Place], written: dict[Place, int]
+        self, definition: StoredTable, ledger: Ledger, places: Sequence[Place], written: dict[Place, int]
     ) -> BaseException | None:
         """Write all places, even if some fail; return the first failure."""
         gate = asyncio.Semaphore(_PLACES_AT_ONCE)
@@ -117,14 +117,14 @@ class DecidedBatches:
         return next((result for result in results if isinstance(result, BaseException)), None)
 
     async def _write_place(
-        self, definition: TableDefinition, ledger: Ledger, place: Place, written: dict[Place, int]
+        self, definition: StoredTable, ledger: Ledger, place: Place, written: dict[Place, int]
     ) -> None:
         """Write one place like `_write_bucket`; a partition that is dropped meanwhile is not a failure."""
         found = self._tables.found(definition, place)
         if found is None:
             return
         try:
-            await self._write_bucket(definition.id, found, ledger, place, written)
+            await self._write_bucket(definition.table_id, found, ledger, place, written)
         except (KafkaError, TableError):
             if self._tables.found(definition, place) is not None:
                 raise
@@ -132,7 +132,7 @@ class DecidedBatches:
     async def _write_bucket(
         self,
         table_id: UUID,
-        definition: TableDefinition,
+        definition: StoredTable,
         ledger: Ledger,
         place: Place,
         written: dict[Place, int],
@@ -177,7 +177,7 @@ class DecidedBatches:
             )
 
     async def _write_chunk(
-        self, definition: TableDefinition, bucket: int, chunk: Chunk, writer: Writer, acks: int
+        self, definition: StoredTable, bucket: int, chunk: Chunk, writer: Writer, acks: int
     ) -> None:
         while True:
             hooks = self._tables.bucket(definition, bucket)

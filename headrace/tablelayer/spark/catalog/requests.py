@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.spark.options import server_of
 from headrace.tablelayer.spark.worker import connection
 
@@ -19,7 +19,7 @@ def table_options(request: Request) -> dict[str, str]:
     return {**request["options"], "table": f"{request['database']}.{request['table']}"}
 
 
-def table_definition(request: Request) -> TableDefinition:
+def table_definition(request: Request) -> StoredTable:
     """Return the definition of the request's table. Raises TableError(TABLE_NOT_FOUND)."""
     client = connection(server_of(request["options"]))
     return client.admin.describe_table(f"{request['database']}.{request['table'].partition('$')[0]}")

@@ -14,7 +14,7 @@ from headrace.tablelayer.model.ddl import AlterTable, parse
 from headrace.tablelayer.model.ddl.render import quote_name, quote_text
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.options.table_options import BUCKET_COUNT, BUCKET_KEY, MergeEngine
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import StoredTable, TablePath
 from headrace.tablelayer.model.table.evolution import Change, SetTableComment
 from headrace.tablelayer.model.types.values import literal_sql
 from headrace.tablelayer.spark.catalog.requests import Request, table_options
@@ -94,7 +94,7 @@ def table(request: Request) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _described(definition: TableDefinition) -> dict[str, Any]:
+def _described(definition: StoredTable) -> dict[str, Any]:
     columns = [
         {
             "name": column.name,
@@ -129,7 +129,7 @@ def _described(definition: TableDefinition) -> dict[str, Any]:
     }
 
 
-def _written_apart(definition: TableDefinition) -> list[str]:
+def _written_apart(definition: StoredTable) -> list[str]:
     """Return the columns that an UPDATE may leave unchanged: all except the key."""
     schema = definition.schema
     if not schema.primary_key:
@@ -137,7 +137,7 @@ def _written_apart(definition: TableDefinition) -> list[str]:
     return [column.name for column in schema.columns if column.name not in schema.primary_key]
 
 
-def overwritten_columns(definition: TableDefinition) -> list[str]:
+def overwritten_columns(definition: StoredTable) -> list[str]:
     """Return the columns of an existing row that an INSERT without them overwrites with Spark's filled-in values."""
     if definition.settings.merge_engine is MergeEngine.FIRST_ROW:
         return []
@@ -145,7 +145,7 @@ def overwritten_columns(definition: TableDefinition) -> list[str]:
     return [name for name in _written_apart(definition) if name != numbered]
 
 
-def _unchanged(definition: TableDefinition) -> str | None:
+def _unchanged(definition: StoredTable) -> str | None:
     """Return why UPDATE and MERGE cannot change this table's rows; None if they can."""
     engine = definition.settings.merge_engine
     if engine is None:

@@ -30,7 +30,7 @@ from headrace.tablelayer.client.table.staging import Receipt
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.filters.conditions import Predicate
 from headrace.tablelayer.model.options.table_options import DeleteBehavior
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.spark.batch import HeadraceReader
 from headrace.tablelayer.spark.catalog.requests import (
     Request,
@@ -98,7 +98,7 @@ class Statement:
     """Columns of the rows that a partial update writes; the others have Spark's filler. None: all."""
 
     @property
-    def definition(self) -> TableDefinition:
+    def definition(self) -> StoredTable:
         return self.sink.plan.definition
 
     def stage(self, batches: Iterable[pa.RecordBatch], batch_id: int) -> StagedMessage:
@@ -345,14 +345,14 @@ def _of_insert(
     return replace(WriteOptions.parse(others), mode="partial", columns=names), names
 
 
-def _is_empty_log(options: WriteOptions, definition: TableDefinition) -> bool:
+def _is_empty_log(options: WriteOptions, definition: StoredTable) -> bool:
     if definition.is_primary_key_table:
         return False
     table = open_table(options.bootstrap, definition)
     return not any(any(offsets.values()) for offsets in table.partition_offsets("latest").values())
 
 
-def must_be_replaceable(definition: TableDefinition) -> None:
+def must_be_replaceable(definition: StoredTable) -> None:
     """Raise TableError(INVALID_STATEMENT) for a table whose rows cannot be replaced."""
     path, settings = definition.path, definition.settings
     if not definition.is_primary_key_table:

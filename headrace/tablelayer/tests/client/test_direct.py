@@ -17,7 +17,7 @@ from headrace.tablelayer.client.blocking.waiting import LoopThread
 from headrace.tablelayer.client.wire import direct
 from headrace.tablelayer.model.messages.read import LookupRequest, LookupResponse, LookupResult
 from headrace.tablelayer.model.schema.schema import Schema
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import StoredTable, TablePath
 from headrace.tablelayer.model.types.text import parse_type
 
 FRUIT = "(id INT, name STRING, PRIMARY KEY (id) NOT ENFORCED) WITH ('bucket.num' = '3')"
@@ -177,7 +177,7 @@ class Scenario:
 def use(fake, tools, config, scenario, work):
     """Call `work(table, connection)` in a thread, with a server of this scenario."""
     schema = Schema.of([("id", parse_type("BIGINT"))], primary_key=("id",))
-    definition = TableDefinition(TablePath("db", "t"), schema, bucket_count=1, table_id=tools.TABLE_ID)
+    definition = StoredTable(TablePath("db", "t"), schema, bucket_count=1, table_id=tools.TABLE_ID)
 
     def blocking(address):
         with connect(address, config) as connection:

@@ -31,7 +31,7 @@ from headrace.tablelayer.model.messages import (
     WrittenBucket,
 )
 from headrace.tablelayer.model.schema.schema import Schema
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import StoredTable, TablePath
 from headrace.tablelayer.model.types.text import parse_type
 
 ROWS = pa.table({"id": [1, 2, 3]})
@@ -46,7 +46,7 @@ QUICK = ClientConfig(
 
 def definition(tools):
     schema = Schema.of([("id", parse_type("BIGINT"))])
-    return TableDefinition(TablePath("db", "t"), schema, bucket_count=1, table_id=tools.TABLE_ID)
+    return StoredTable(TablePath("db", "t"), schema, bucket_count=1, table_id=tools.TABLE_ID)
 
 
 def test_no_kind_of_error_is_another():

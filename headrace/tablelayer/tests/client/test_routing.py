@@ -18,7 +18,7 @@ from headrace.tablelayer.client.errors import ConnectionFailed
 from headrace.tablelayer.client.wire.cluster import parse_bootstrap
 from headrace.tablelayer.model.messages import CountRowsRequest, CountRowsResponse, CountRowsResult
 from headrace.tablelayer.model.schema.schema import Schema
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import StoredTable, TablePath
 from headrace.tablelayer.model.types.text import parse_type
 from simulator.ports import free_port
 
@@ -45,7 +45,7 @@ def test_what_is_no_address(text):
 
 def table_of(tools, connection):
     schema = Schema.of([("id", parse_type("BIGINT"))])
-    definition = TableDefinition(TablePath("db", "t"), schema, bucket_count=2, table_id=tools.TABLE_ID)
+    definition = StoredTable(TablePath("db", "t"), schema, bucket_count=2, table_id=tools.TABLE_ID)
     return connection.open_table(definition)
 
 

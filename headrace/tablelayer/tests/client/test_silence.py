@@ -24,7 +24,7 @@ from headrace.tablelayer.model.messages import (
 )
 from headrace.tablelayer.model.messages.write import WrittenBucket
 from headrace.tablelayer.model.schema.schema import Schema
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import StoredTable, TablePath
 from headrace.tablelayer.model.types.text import parse_type
 
 STOPPED, OTHER = 1, 2
@@ -87,7 +87,7 @@ class Two:
 
 def table_of(tools, connection):
     schema = Schema.of([("id", parse_type("BIGINT"))], primary_key=["id"])
-    definition = TableDefinition(
+    definition = StoredTable(
         TablePath("db", "t"), schema, bucket_key=("id",), bucket_count=1, table_id=tools.TABLE_ID
     )
     return connection.open_table(definition)

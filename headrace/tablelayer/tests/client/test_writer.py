@@ -19,7 +19,7 @@ from headrace.tablelayer.model.batches.batch import ArrowBatch
 from headrace.tablelayer.model.errors import TableErrorCode
 from headrace.tablelayer.model.messages import AppendRowsRequest, AppendRowsResponse, WrittenBucket
 from headrace.tablelayer.model.schema.schema import Schema
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import StoredTable, TablePath
 from headrace.tablelayer.model.types.text import parse_type
 
 
@@ -90,7 +90,7 @@ class Log:
 
 def definition(tools, buckets):
     schema = Schema.of([("id", parse_type("BIGINT")), ("text", parse_type("STRING"))])
-    return TableDefinition(TablePath("db", "t"), schema, bucket_count=buckets, table_id=tools.TABLE_ID)
+    return StoredTable(TablePath("db", "t"), schema, bucket_count=buckets, table_id=tools.TABLE_ID)
 
 
 def rows(first, count):

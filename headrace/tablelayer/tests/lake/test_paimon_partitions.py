@@ -33,7 +33,7 @@ from headrace.tablelayer.lake.paimon_reader import PaimonReader
 from headrace.tablelayer.model.filters.conditions import DUCKDB, filter_of_sql, push_down
 from headrace.tablelayer.model.filters.filters import Filter, encode_filter
 from headrace.tablelayer.model.schema.schema import Column, Schema
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import StoredTable, TablePath
 from headrace.tablelayer.model.types.column_types import (
     BIGINT,
     BOOLEAN,
@@ -147,7 +147,7 @@ class Table:
     }
 
     def __init__(self, warehouse: Path, **options: str) -> None:
-        self.definition = TableDefinition(
+        self.definition = StoredTable(
             TablePath("shop", "t"),
             Schema.of([("r", STRING), ("n", INT), ("id", INT), ("v", INT)], ("r", "n", "id")),
             bucket_count=2,

@@ -25,7 +25,7 @@ from headrace.tablelayer.lake.tiering_round import Outcome, RoundResult, tier_ro
 from headrace.tablelayer.lake.union_read import merge_tail
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.schema.schema import Schema
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import StoredTable, TableDefinition, TablePath
 from headrace.tablelayer.model.types.column_types import BIGINT, DATE, STRING, TINYINT, decimal
 from headrace.tablelayer.spark.sessions import iceberg_catalog_properties
 from headrace.tablelayer.spark.splits import last_changes
@@ -44,9 +44,9 @@ _names = itertools.count()
 
 def definition(
     primary_key: tuple[str, ...] = ("id",), table_id: uuid.UUID | None = None, **more: Any
-) -> TableDefinition:
+) -> StoredTable:
     columns = [("id", BIGINT), ("name", STRING), ("price", decimal(15, 2)), ("day", DATE), ("tiny", TINYINT)]
-    return TableDefinition(
+    return StoredTable(
         more.pop("path", TablePath("shop", f"orders_{next(_names)}")),
         Schema.of(columns, primary_key),
         bucket_count=BUCKETS,

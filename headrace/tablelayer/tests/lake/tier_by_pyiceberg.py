@@ -88,7 +88,7 @@ class Tierer:
                 for bucket in end
             }.items()
         ]
-        dropped = self.coordinator.describe(self.definition.id).dropped
+        dropped = self.coordinator.describe(self.definition.table_id).dropped
         base = LakeState(offsets=self.offsets, dropped=dropped)
         for name in replaced_partitions(base, ends):
             with warnings.catch_warnings():

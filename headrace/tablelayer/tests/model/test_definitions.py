@@ -108,12 +108,12 @@ def definitions(draw, max_buckets=4096):
 @settings(max_examples=100, deadline=None)
 @given(definitions(), st.none() | st.uuids())
 def test_definition_goes_out_and_comes_back_in_every_form(definition, table_id):
-    definition = definition.with_id(table_id)
+    definition = definition if table_id is None else definition.with_id(table_id)
     assert TableDefinition.from_json(definition.to_json()) == definition
     assert pickle.loads(pickle.dumps(definition)) == definition
     config = definition.to_topic_config()
-    again = from_topic_config(definition.path, table_id, definition.bucket_count, config)
-    assert again == definition
+    again = from_topic_config(definition.path, definition.bucket_count, config)
+    assert (again if table_id is None else again.with_id(table_id)) == definition
     assert again.to_topic_config() == config
     assert again.settings == definition.settings
 
@@ -285,7 +285,7 @@ def test_paimon_takes_bucket_keys_of_every_type_and_its_own_options():
     assert lake.bucket_format is DatalakeFormat.PAIMON
     config = lake.to_topic_config()
     assert config["paimon.a"] == " x "
-    assert from_topic_config(PATH, None, 4, config) == lake
+    assert from_topic_config(PATH, 4, config) == lake
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_topic_configuration_as_a_kafka_client_writes_it():
         "table.bucket-key": "id",
         "retention.ms": "1000",
     }
-    definition = from_topic_config(PATH, TABLE, 3, config)
+    definition = from_topic_config(PATH, 3, config).with_id(TABLE)
     assert definition.schema.primary_key == ("id", "line")
     assert definition.bucket_key == ("id",)
     assert (definition.bucket_count, definition.table_id) == (3, TABLE)
@@ -365,7 +365,7 @@ def test_topic_configuration_as_a_kafka_client_writes_it():
     ]:
         bad = {name: value for name, value in {**config, **change}.items() if value is not None}
         with pytest.raises(TableError, match=reason):
-            from_topic_config(PATH, TABLE, 3, bad)
+            from_topic_config(PATH, 3, bad)
 
 
 def test_time_to_live_drives_retention():
@@ -597,7 +597,7 @@ def test_r9_functions_go_out_and_come_back_in_every_form():
     )  # fmt: skip
     assert table.schema.column("s").aggregate == Aggregate(AggregateFunction.STRING_AGG, " | ")
     assert TableDefinition.from_json(table.to_json()) == table
-    assert from_topic_config(PATH, None, 1, table.to_topic_config()) == table
+    assert from_topic_config(PATH, 1, table.to_topic_config()) == table
     assert pickle.loads(pickle.dumps(table)) == table
     (created,) = parse(create_table_sql(table))
     assert created.definition == table

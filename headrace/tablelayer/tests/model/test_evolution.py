@@ -150,7 +150,7 @@ def test_what_becomes_of_a_table():
     assert altered(third, "SET ('table.log.ttl' = '1 d')").history == third.history
     assert altered(third, "MODIFY c COMMENT 'x'").schema.column("c").comment == "x"
     assert TableDefinition.from_json(third.to_json()) == third
-    back = from_topic_config(PATH, None, 1, third.to_topic_config())
+    back = from_topic_config(PATH, 1, third.to_topic_config())
     assert (back, back.versions.schemas) == (third, (*second.versions.schemas, third.schema))
     # The retention that followed an option is removed with it.
     ttl = altered(third, "SET ('table.log.ttl' = '1 d')")

@@ -139,7 +139,7 @@ def live(seed: int, tmp_path: Path, restarts: int, batches: int) -> Session:
                     table = await all_tables.create_as(definition)
                 else:
                     table = await all_tables.open()
-                    assert table.definition.with_id(None) == definition
+                    assert table.definition.without_id() == definition
                     await session.check(table)
                 for _ in range(batches):
                     await session.batch(table)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -228,10 +229,10 @@ def test_the_copy_of_a_definition_that_only_moves_is_equal_to_one_that_is_made_a
     made = TableDefinition(
         TablePath("default", "t"), parse_columns("a INT, d STRING"), bucket_count=3, partition_keys=("d",)
     )
-    moved = made.of_partition("x", None, 2)
+    moved = made.with_id(uuid.UUID(int=1)).of_partition("x", uuid.UUID(int=2), 2)
     again = TableDefinition(
         TablePath("default", "t.x"), made.schema, bucket_count=2, options=made.options, partition_keys=("d",)
-    )
+    ).with_id(uuid.UUID(int=2))
     assert (moved, moved.settings, moved.versions.schemas) == (again, again.settings, again.versions.schemas)
     with pytest.raises(TableError, match="not a partition of a table"):
-        made.of_partition("x.y", None)
+        made.path_of_partition("x.y")

@@ -758,12 +758,12 @@ async def test_what_the_leader_before_has_ended_is_not_begun_again(
     ended = []
 
     async def end(self: DecidedBatches, definition: TableDefinition, ledger: Ledger) -> None:
-        path = f"/staged/{definition.id}/{writer_key(ledger.writer)}"
+        path = f"/staged/{definition.table_id}/{writer_key(ledger.writer)}"
         store = self._services.context.store
         node = await store.get(path)
         assert node is not None
         await store.transact([SetNode(path, following(ledger, 1, 0).to_json(), node.version)])
-        dropped = (definition.id, ledger.writer, ledger.batch_id, ())
+        dropped = (definition.table_id, ledger.writer, ledger.batch_id, ())
         await self._others.drop(*dropped)
         await self._chunks.drop(*dropped)
         ended.append(path)
@@ -776,7 +776,7 @@ async def test_what_the_leader_before_has_ended_is_not_begun_again(
 
     async def before_it_looks(self: Any, definition: Any, ledger: Any, places: Any) -> None:
         await end(self, definition, ledger)
-        self._ledgers.known[definition.id, ledger.writer] = ledger
+        self._ledgers.known[definition.table_id, ledger.writer] = ledger
         await check(self, definition, ledger, places)
 
     async with direct_cluster(tmp_path, 3, extensions) as cluster:

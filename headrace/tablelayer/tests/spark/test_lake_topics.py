@@ -63,7 +63,7 @@ class TieredTopic:
     def _in_paimon(self, spark: Any, path: TablePath) -> PaimonTable:
         properties = {"warehouse": str(self.server.folder / "paimon")}
         topic_id = self.client.kafka.describe_topic(self.name).topic_id
-        known = from_topic_config(path, topic_id, 1, {SCHEMA_CONFIG: "id BIGINT"})
+        known = from_topic_config(path, 1, {SCHEMA_CONFIG: "id BIGINT"}).with_id(topic_id)
         definition = PaimonTable(spark, known, properties).stored_definition()
         assert definition is not None
         return PaimonTable(spark, definition, properties)

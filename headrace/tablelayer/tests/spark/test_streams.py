@@ -107,7 +107,7 @@ def test_a_table_made_anew_is_no_continuation(
     assert len(run()) == 1
     definition = client.admin.describe_table(path)
     client.admin.drop_table(path)
-    client.admin.create_table(definition.with_id(None))
+    client.admin.create_table(definition.without_id())
     with pytest.raises(Exception, match="dropped and created again since this stream began"):
         run()
 
