@@ -21,7 +21,7 @@ from headrace.protocol.records.encode import Record, build_batch
 from headrace.tablelayer.model import messages as m
 from headrace.tablelayer.server.extension import TableExtension
 from headrace.tablelayer.tests.server.tables import Tables
-from headrace.tablelayer.tests.walks.trace import Call, TracedBroker, traced_broker
+from headrace.tablelayer.tests.walks.trace import Call, TracedBroker, traced_broker, traced_leader
 from simulator.direct import DirectBroker, direct_broker
 
 COLUMNS = "id BIGINT, name STRING, PRIMARY KEY (id) NOT ENFORCED"
@@ -164,7 +164,7 @@ async def _found(broker: DirectBroker, key_type: int) -> None:
 def trace_requests(directory: Path) -> dict[str, list[Call]]:
     """Return the calls of each request, after the same request has been served once."""
     run_server(_send_each_once(directory / "first"))
-    return run_server(_traced(directory / "traced"))
+    return {**run_server(_traced(directory / "traced")), **run_server(_replicated(directory / "replicated"))}
 
 
 async def _send_each_once(directory: Path) -> None:
@@ -184,6 +184,16 @@ async def _traced(directory: Path) -> dict[str, list[Call]]:
             name: await _undisturbed(broker, each)
             for name, each in (await requests(broker, extension)).items()
         }
+
+
+async def _replicated(directory: Path) -> dict[str, list[Call]]:
+    async with traced_leader(directory, "copied") as leader:
+
+        async def produce() -> None:
+            answer = await leader.produce("copied", [b"value"])
+            assert answer.error_code == 0, answer.error_message
+
+        return {"A replica's fetch": await _undisturbed(leader, [produce])}
 
 
 async def _undisturbed(broker: TracedBroker, walk: Requests) -> list[Call]:

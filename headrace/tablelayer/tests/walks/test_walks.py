@@ -26,6 +26,7 @@ REQUESTS = [
     "A tiering round",
     "A member joins a consumer group",
     "A transaction",
+    "A replica's fetch",
 ]
 AGAIN = "`python -m headrace.tablelayer.tests.walks` writes the numbers anew and says what else is to be told otherwise"
 

@@ -30,6 +30,7 @@ from headrace.broker.configs.broker_config import BrokerConfig
 from headrace.broker.runtime import slices
 from headrace.broker.server import Broker
 from headrace.tablelayer.server.extension import TableExtension
+from simulator.cluster import direct_cluster
 from simulator.direct import DirectBroker
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -189,23 +190,40 @@ def read(connection: socket.socket, size: int) -> bytes:
     return data
 
 
-@asynccontextmanager
-async def traced_broker(data_dir: Path, extension: TableExtension) -> AsyncIterator[TracedBroker]:
-    """A broker with tables, to be run by `broker.net.poller.run_server`."""
+@contextmanager
+def _tracing() -> Iterator[Tracer]:
+    """Install a tracer. Brokers that start in the meantime are traced in all their threads."""
     tracer = Tracer()
-    config = BrokerConfig({}, extension.broker_configs())
     collects = gc.isenabled()
-    with (
-        mock.patch.object(slices, "FIRST_SLICE_SECONDS", SLICE_S),
-        tracer.installed(),
-        ThreadPoolExecutor(1, thread_name_prefix="slow work") as executor,
-    ):
-        server = Broker(config, data_dir=data_dir, port=0, extensions=[extension], executor=executor)
-        await server.start()
+    with mock.patch.object(slices, "FIRST_SLICE_SECONDS", SLICE_S), tracer.installed():
         gc.disable()  # what it finds would be called in the middle of anything
         try:
-            yield TracedBroker(server, tracer)
+            yield tracer
         finally:
             if collects:
                 gc.enable()
+
+
+@asynccontextmanager
+async def traced_broker(data_dir: Path, extension: TableExtension) -> AsyncIterator[TracedBroker]:
+    """A broker with tables, to be run by `broker.net.poller.run_server`."""
+    config = BrokerConfig({}, extension.broker_configs())
+    with _tracing() as tracer, ThreadPoolExecutor(1, thread_name_prefix="slow work") as executor:
+        server = Broker(config, data_dir=data_dir, port=0, extensions=[extension], executor=executor)
+        await server.start()
+        try:
+            yield TracedBroker(server, tracer)
+        finally:
             await server.stop()
+
+
+@asynccontextmanager
+async def traced_leader(folder: Path, topic: str) -> AsyncIterator[TracedBroker]:
+    """The leader of a topic with two replicas; the calls of its follower, in the same process, are traced too."""
+    with _tracing() as tracer:
+        async with direct_cluster(folder, 2, config={"default.replication.factor": "2"}) as cluster:
+            await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 2)
+            await cluster.brokers[1].create_topic(topic)
+            await cluster.agreed(lambda broker: broker.context.metadata.leader(topic, 0) is not None)
+            leader = cluster.brokers[1].context.metadata.leader(topic, 0)
+            yield TracedBroker(cluster.brokers[leader.broker_id].broker, tracer)
