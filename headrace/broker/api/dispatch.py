@@ -38,7 +38,7 @@ from headrace.broker.api.repeats import Repeats
 from headrace.broker.api.throttling import Throttling
 from headrace.broker.net.reply import Answer, CloseConnection, Part, Peer, Pending
 from headrace.broker.requests.answers import ANSWER_BYTES_MAX, answer_too_large
-from headrace.broker.requests.declaration import ApiDeclaration, Encodable, Handler, RequestContext
+from headrace.broker.requests.declaration import ApiDeclaration, Encodable, Handler, Repeat, RequestContext
 from headrace.broker.runtime.ports import SystemClock
 from headrace.broker.runtime.slices import Slices, Work
 from headrace.broker.runtime.usage import charged
@@ -164,8 +164,9 @@ class Dispatcher:
         try:
             response = self._handle(route, context, request)
             if _is_response(route, response):
-                if response is not None and route.declaration.repeat is not None and type(frame) is bytes:
-                    self._learn(peer, route, context, request, frame, position)
+                repeat = route.declaration.repeat
+                if response is not None and repeat is not None and type(frame) is bytes:
+                    self._learn(peer, repeat(context, request), context, request, frame, position)
                 if is_short:
                     return _encode(route, context, cast("Encodable | None", response))
                 is_encoded, parts = self._slices.start(_encoding(route, context, response))
@@ -245,14 +246,12 @@ class Dispatcher:
     def _learn(
         self,
         peer: Peer,
-        route: _Route,
+        repeat: Repeat | None,
         context: RequestContext,
         request: ApiMessage,
         frame: bytes,
         position: int,
     ) -> None:
-        assert route.declaration.repeat is not None
-        repeat = route.declaration.repeat(context, request)
         if repeat is not None:
             if peer.memory is None or peer.memory.session is not context.session:
                 peer.memory = Repeats(context.session)

@@ -10,8 +10,9 @@ from headrace.broker.api.fetch_rights import FetchRights
 from headrace.broker.api.fetch_sessions import FetchSession, SessionPartition
 from headrace.broker.api.fetch_watch import FetchWatch
 from headrace.broker.log.errors import InRemoteStorage
-from headrace.broker.partitions.hooks import FetchedRecords
+from headrace.broker.partitions.hooks import FetchedRecords, PartitionHooks
 from headrace.broker.partitions.partition import Partition, PartitionChanges
+from headrace.broker.partitions.remote_log import RemoteLog
 from headrace.broker.replication.followed import FollowedPartition
 from headrace.broker.replication.nearest import NOBODY
 from headrace.broker.requests.declaration import RequestContext
@@ -118,7 +119,7 @@ class Fetch:
         self._bytes = 0
         self._failed: set[Wanted] = set()
         self.has_hooks = False
-        self.in_remote_storage: list[Wanted] = []
+        self.in_remote_storage: list[tuple[Wanted, Partition, RemoteLog]] = []
         """Entries whose records are only in remote storage and are not read yet."""
 
     def supersede(self) -> None:
@@ -135,31 +136,32 @@ class Fetch:
             yield
             if self.superseded:
                 return
-            if self._begin(entry):
-                self._read_log(entry)
+            partition = self._begin(entry)
+            if partition is not None:
+                self._read_log(entry, partition)
 
     async def read_with_hooks(self, pace: Pace) -> None:
         for entry in self.watch.take_moved(self.wanted):
             await pace.rest()
             if self.superseded:
                 return
-            if not self._begin(entry):
+            partition = self._begin(entry)
+            if partition is None:
                 continue
-            assert entry.partition is not None
-            if entry.partition.hooks is None:
-                self._read_log(entry)
+            if partition.hooks is None:
+                self._read_log(entry, partition)
             else:
-                await self._read_hooks(entry)
+                await self._read_hooks(entry, partition, partition.hooks)
 
-    def _begin(self, entry: Wanted) -> bool:
-        """Make the entry's answer, without records. False if records need not be looked for."""
+    def _begin(self, entry: Wanted) -> Partition | None:
+        """Make the entry's answer, without records. Return the partition to look for records in, or None."""
         request, partition = entry.request, entry.partition
         self._bytes -= entry.size
         entry.size = 0
         self._failed.discard(entry)
         if self.session is not None and entry.is_quiet:
             entry.answer = None
-            return False
+            return None
         answer = entry.answer = PartitionData(
             partition_index=request.partition,
             high_watermark=-1,
@@ -168,7 +170,7 @@ class Fetch:
         )
         if partition is None:
             self._fail(entry, entry.missing_code)
-            return False
+            return None
         try:
             partition.check_served()
             log = partition.log
@@ -183,7 +185,7 @@ class Fetch:
                     # KIP-320: the consumer has read records that are not in this log, and must go back.
                     answer.diverging_epoch = EpochEndOffset(epoch=epoch, end_offset=end_offset)
                     self._failed.add(entry)
-                    return False
+                    return None
             if not log.log_start_offset <= request.fetch_offset <= log.log_end_offset:
                 self._fail(entry, ErrorCode.OFFSET_OUT_OF_RANGE)
             elif entry.preferred != NOBODY:
@@ -191,7 +193,7 @@ class Fetch:
                 self._failed.add(entry)
         except KafkaError as error:
             self._fail(entry, error.code, error.message)
-        return entry not in self._failed
+        return None if entry in self._failed else partition
 
     def _end_of(self, answer: PartitionData) -> int:
         """Return the end offset of what the reader may see."""
@@ -202,9 +204,7 @@ class Fetch:
         """Return the maximum bytes of the entry, and whether it must have a batch."""
         return min(entry.request.partition_max_bytes, self._max_bytes - self._bytes), self._bytes == 0
 
-    def _read_log(self, entry: Wanted) -> None:
-        partition = entry.partition
-        assert partition is not None
+    def _read_log(self, entry: Wanted, partition: Partition) -> None:
         answer = entry.told()
         committed = self.request.isolation_level == _READ_COMMITTED
         up_to = self._end_of(answer)
@@ -224,7 +224,7 @@ class Fetch:
             if partition.remote is None:
                 self._refuse(entry, error)
             else:
-                self.in_remote_storage.append(entry)
+                self.in_remote_storage.append((entry, partition, partition.remote))
             return
         except Exception as error:  # noqa: BLE001 - of one partition; the others have their own answers
             self._refuse(entry, error)
@@ -241,12 +241,13 @@ class Fetch:
         wanted, self.in_remote_storage = self.in_remote_storage, []
         room = self._max_bytes - self._bytes
         reads: dict[asyncio.Future[None], Wanted] = {}
-        for entry in wanted:
+        for entry, partition, remote in wanted:
             bytes_max = min(entry.request.partition_max_bytes, room)
             must = not reads and self._bytes == 0
             if bytes_max > 0 or must:
                 room -= bytes_max
-                reads[asyncio.ensure_future(self._read_remote(entry, max(bytes_max, 0), must))] = entry
+                reading = self._read_remote(entry, partition, remote, max(bytes_max, 0), must)
+                reads[asyncio.ensure_future(reading)] = entry
         if not reads:
             return
         await asyncio.wait(reads, timeout=max(0.0, deadline - asyncio.get_running_loop().time()))
@@ -256,16 +257,16 @@ class Fetch:
             elif not read.cancelled() and (error := read.exception()) is not None:
                 self._refuse(entry, error)
 
-    async def _read_remote(self, entry: Wanted, bytes_max: int, must: bool) -> None:
-        partition, answer = entry.partition, entry.told()
-        assert partition is not None
-        assert partition.remote is not None
+    async def _read_remote(
+        self, entry: Wanted, partition: Partition, remote: RemoteLog, bytes_max: int, must: bool
+    ) -> None:
+        answer = entry.told()
         committed = self.request.isolation_level == _READ_COMMITTED
         up_to = self._end_of(answer)
         found = await partition.read_anywhere(entry.request.fetch_offset, bytes_max, must, up_to)
         if found.region is None:
             return
-        records = await partition.remote.run(found.region.read)
+        records = await remote.run(found.region.read)
         if committed:
             answer.aborted_transactions = [
                 AbortedTransaction(producer_id=aborted.producer_id, first_offset=aborted.first_offset)
@@ -275,17 +276,14 @@ class Fetch:
         entry.size, entry.record_count = found.size, found.end_offset - found.start_offset
         self._bytes += found.size
 
-    async def _read_hooks(self, entry: Wanted) -> None:
-        partition = entry.partition
-        assert partition is not None
-        assert partition.hooks is not None
+    async def _read_hooks(self, entry: Wanted, partition: Partition, hooks: PartitionHooks) -> None:
         if entry.request.fetch_offset >= partition.high_watermark:
             return
         bytes_max, must = self._limits(entry)
         if bytes_max <= 0 and not must:
             return
         try:
-            found = await partition.hooks.fetch(entry.request.fetch_offset, max(bytes_max, 0), must)
+            found = await hooks.fetch(entry.request.fetch_offset, max(bytes_max, 0), must)
             if self.superseded:
                 return
         except Exception as error:  # noqa: BLE001 - of one partition; the others have their own answers

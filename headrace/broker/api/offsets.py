@@ -15,6 +15,7 @@ from functools import partial
 from headrace.broker.api.fetch_reading import check_leader_epoch
 from headrace.broker.log.time_lookup import BatchTakesTime, Opened
 from headrace.broker.partitions.partition import Partition
+from headrace.broker.partitions.remote_log import RemoteLog
 from headrace.broker.replication.replicas import LocalReplicas
 from headrace.broker.requests.declaration import ApiDeclaration, RequestContext
 from headrace.broker.runtime.slices import Work
@@ -102,11 +103,11 @@ class OffsetsApi:
                 if partition is None:
                     answer.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                     continue
-                if partition.is_open and partition.remote is not None and _may_be_remote(partition, wanted):
+                remote = partition.remote
+                if partition.is_open and remote is not None and _may_be_remote(partition, wanted):
+                    version = context.api_version
                     waiting.append(
-                        partial(
-                            _look_up_everywhere, partition, wanted, context.api_version, committed, answer
-                        )
+                        partial(_look_up_everywhere, partition, remote, wanted, version, committed, answer)
                     )
                     continue
                 opened = Opened(effort)
@@ -276,6 +277,7 @@ def _may_be_remote(partition: Partition, wanted: ListOffsetsPartition) -> bool:
 
 async def _look_up_everywhere(
     partition: Partition,
+    remote: RemoteLog,
     wanted: ListOffsetsPartition,
     version: int,
     committed: bool,
@@ -283,8 +285,7 @@ async def _look_up_everywhere(
 ) -> None:
     """Look up by timestamp, in remote storage first, then in the local log."""
     try:
-        log, remote = partition.log, partition.remote
-        assert remote is not None
+        log = partition.log
         local = ListOffsetsPartitionResponse(partition_index=answer.partition_index)
         _look_up(partition, wanted, version, committed, local, Opened())
         start_offset = log.log_start_offset

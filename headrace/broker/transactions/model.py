@@ -15,7 +15,7 @@ from enum import Enum
 import msgspec
 
 from headrace.broker.groups.model.limits import Now
-from headrace.broker.runtime.invariants import invariant
+from headrace.broker.runtime.invariants import InvariantError, invariant
 
 __all__ = [
     "EPOCH_LAST_USABLE",
@@ -136,6 +136,13 @@ class Transaction(msgspec.Struct):
     """Partitions of an ending transaction whose markers are not written."""
     deadline: float = NEVER
     """Time of the timeout of an ongoing transaction, or of the next attempt to end an ending one. Monotonic seconds."""
+
+    @property
+    def known(self) -> StoredTransaction:
+        """The stored state of a transactional id that has one. Raises InvariantError."""
+        if self.stored is None:
+            raise InvariantError(f"transactional id {self.transactional_id!r} has no state")
+        return self.stored
 
     def adopt(self, stored: StoredTransaction) -> None:
         """Adopt the state that is in the journal now."""

@@ -90,11 +90,9 @@ def partition_error(
 ) -> ErrorCode:
     """Return whether a write to `partition` is part of the producer's open transaction (rule T2, KIP-890)."""
     error = _owner_error(transaction, producer_id, producer_epoch)
-    if error is not ErrorCode.NONE:
+    if error is not ErrorCode.NONE or transaction is None:
         return error
-    assert transaction is not None
-    stored = transaction.stored
-    assert stored is not None
+    stored = transaction.known
     if stored.state.is_ending:
         return ErrorCode.CONCURRENT_TRANSACTIONS
     if stored.state is State.ONGOING and partition in stored.partitions:
@@ -215,8 +213,7 @@ def _add_partitions(transaction: Transaction, event: AddPartitions, now: Now, li
     error = _owner_error(transaction, event.producer_id, event.producer_epoch)
     if error is not ErrorCode.NONE:
         return _refuse(event.token, error)
-    stored = transaction.stored
-    assert stored is not None
+    stored = transaction.known
     if transaction.appending or stored.state.is_ending:
         return _refuse(event.token, ErrorCode.CONCURRENT_TRANSACTIONS)
     is_open = stored.state is State.ONGOING
@@ -255,8 +252,7 @@ def _end_transaction(
     error = _owner_error(transaction, event.producer_id, event.producer_epoch)
     if error is not ErrorCode.NONE:
         return _refuse(event.token, error)
-    stored = transaction.stored
-    assert stored is not None
+    stored = transaction.known
     if transaction.appending:
         return _refuse(event.token, ErrorCode.CONCURRENT_TRANSACTIONS)
     if stored.state is State.ONGOING:
@@ -318,8 +314,7 @@ def _end_raising_epoch(transaction: Transaction, event: EndTransaction, now: Now
 def _decide(
     transaction: Transaction, event: EndTransaction, now: Now, epoch: int, next_producer_id: int
 ) -> list[Effect]:
-    stored = transaction.stored
-    assert stored is not None
+    stored = transaction.known
     is_open = stored.state is State.ONGOING
     decided = replace(
         stored,
@@ -341,8 +336,7 @@ def _fence(
     """Abort the open transaction with a raised epoch: its owner can write nothing more (Kafka's PrepareEpochFence,
     which is never stored).
     """
-    stored = transaction.stored
-    assert stored is not None
+    stored = transaction.known
     fenced = replace(
         stored,
         state=State.PREPARE_ABORT,
@@ -378,8 +372,7 @@ def _end_stored(
 
 def _go_on_ending(transaction: Transaction, now: Now, limits: Limits) -> list[Effect]:
     """Ask for the missing markers, or for the record that all are written."""
-    stored = transaction.stored
-    assert stored is not None
+    stored = transaction.known
     transaction.deadline = now.monotonic + limits.retry_seconds
     if not transaction.unmarked:
         return _complete(transaction, now)
@@ -395,8 +388,7 @@ def _go_on_ending(transaction: Transaction, now: Now, limits: Limits) -> list[Ef
 
 
 def _complete(transaction: Transaction, now: Now) -> list[Effect]:
-    stored = transaction.stored
-    assert stored is not None
+    stored = transaction.known
     complete = State.COMPLETE_COMMIT if stored.state is State.PREPARE_COMMIT else State.COMPLETE_ABORT
     completed = replace(stored, state=complete, partitions=frozenset(), update_ms=now.time_ms)
     if stored.next_producer_id != NO_PRODUCER_ID:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from headrace.broker.configs.config_key import ConfigKey, ConfigType, at_least
 from headrace.broker.requests.declaration import ApiDeclaration
+from headrace.broker.runtime.invariants import InvariantError
 from headrace.protocol.errors import KafkaError
 from headrace.tablelayer.model.errors import TableError
 from headrace.tablelayer.model.lake import topic_options
@@ -125,10 +126,11 @@ class TableExtension:
         self.on_first_table: Callable[[], object] | None = None
         """Called once, for the first table that is created or opened; it may load what tables need in the meantime."""
         self.column_grants = ColumnGrants()
-        self._lake: LakeRounds | None = None
+        self._lake: LakeRounds
+        """Set by `start`, as `lake_subjects` and `_services` are. A broker starts its extension before it uses it."""
         self.lake_subjects: LakeSubjects
-        """The lake's progress, also for metrics; set by `start`."""
-        self._services: Services | None = None
+        """The lake's progress, also for metrics."""
+        self._services: Services
         self._scans: SnapshotScans | None = None
         self._process = ProcessApi()
         self._staged: StagedCommits | None = None
@@ -178,8 +180,6 @@ class TableExtension:
 
     async def _load_handlers(self) -> Handlers:
         """Load the handlers in a thread: they import much that a broker without tables does not need."""
-        assert self._services is not None
-        assert self._lake is not None
         await self._services.run(importlib.import_module, "headrace.tablelayer.server.api.handlers")
         async with self._loading:
             if self._handlers is None:
@@ -210,13 +210,18 @@ class TableExtension:
                 )
         return self._handlers
 
+    async def _load_staged(self) -> StagedCommits:
+        await self._load_handlers()
+        if self._staged is None:
+            raise InvariantError("the handlers of tables are loaded without those of staged writes")
+        return self._staged
+
     def judged_as(self, topic: str) -> str:
         """Return the topic whose rights apply: for a partition, its table."""
         return self.catalog.table_of_partition(topic) or topic
 
     async def validate_topic(self, topic: str, partitions: int, config: Mapping[str, str]) -> dict[str, str]:
         if is_table(config):
-            assert self._services is not None
             await self._services.run(importlib.import_module, "pyarrow")  # the first table's schema needs it
         return await self._checks.validate_topic(topic, partitions, config)
 
@@ -232,7 +237,6 @@ class TableExtension:
             return int(wanted)
         if not is_partition(config):
             return None
-        assert self._services is not None
         state = self._services.context.metadata.state(".".join(topic.split(".", 2)[:2]), 0)
         return None if state is None else len(state.replicas)
 
@@ -271,12 +275,10 @@ class TableExtension:
         context.metrics.add(TABLE_METRICS, collector.collect)
 
     async def _give_staged(self, partition: Partition, broker: int) -> None:
-        await self._load_handlers()
-        assert self._staged is not None
-        await self._staged.sharing.give(partition, broker)
+        staged = await self._load_staged()
+        await staged.sharing.give(partition, broker)
 
     def _followed(self, before: TopicEntry | None, entry: TopicEntry) -> None:
-        assert self._services is not None
         own_id, topic = self._services.context.identity.broker_id, entry.topic
         if (
             before is not None
@@ -295,7 +297,6 @@ class TableExtension:
         from headrace.tablelayer.server.bucket.key_bucket import KeyBucket
         from headrace.tablelayer.server.bucket.log_bucket import LogBucket
 
-        assert self._services is not None
         try:
             definition = self.catalog.definition(topic)
         except TableError as error:
@@ -316,7 +317,6 @@ class TableExtension:
 
     def replica_hooks(self, follower: Follower, topic: TopicImage) -> ReplicaHooks | None:
         """Return a standby store for a primary-key table; a log table has nothing but its log."""
-        assert self._services is not None
         if not (is_table(topic.config) or is_partition(topic.config)):
             return None
         definition = self.catalog.definition(topic)
@@ -333,7 +333,6 @@ class TableExtension:
             return
         from headrace.tablelayer.server.bucket.standby import remove_store
 
-        assert self._services is not None
         await remove_store(self._services, topic.topic_id, index, with_table=with_topic)
 
     def retention_floor(self, partition: Partition) -> int | None:
@@ -342,7 +341,6 @@ class TableExtension:
 
     async def checkpoint(self, folder: Path) -> None:
         """Copy the key-value stores of primary-key tables into `folder`, one after the other."""
-        assert self._services is not None
         metadata = self._services.context.metadata
         if not any(is_table(image.config) or is_partition(image.config) for image in metadata.topics()):
             return
@@ -355,7 +353,6 @@ class TableExtension:
 
     async def run(self, context: BrokerContext) -> None:
         """At intervals: flush stores that were written to long ago, and release abandoned scans and staged rows."""
-        assert self._lake is not None
         calendar = Calendar(self.catalog, context, self.lake_subjects.hold)
         keep = context.background.keep
         beside = [
@@ -402,7 +399,6 @@ class TableExtension:
                         logger.debug("%s: deleted %d expired rows", bucket.name, deleted)
 
     async def _look_after(self, context: BrokerContext, calendar: Calendar) -> None:
-        assert self._lake is not None
         while True:
             await asyncio.sleep(_CHECK_SECONDS)
             await calendar.check_if_due()
@@ -421,7 +417,6 @@ class TableExtension:
 
         Only the controller does this: another broker may not know a new table yet.
         """
-        assert self._lake is not None
         if not context.metadata.is_controller:
             return
         for forget, known in (
@@ -436,8 +431,6 @@ class TableExtension:
                         context.background.failed(f"forgetting the state of table {table_id}", error)
 
     async def _forget_lake(self, table_id: UUID) -> None:
-        assert self._lake is not None
-        assert self._services is not None
         await GonePartitionsStore(self._services.context.store).forget(table_id)
         await self._lake.forget(table_id)
 
@@ -450,27 +443,22 @@ class TableExtension:
             self._looked_for_staged = True
             if not is_left:
                 return
-            await self._load_handlers()
-        assert self._staged is not None
+        staged = await self._load_staged()
         while self._gained:
-            await self._staged.ledgers.load_table(self._gained.pop())
-        self._staged.resume_in(context.background.start)
+            await staged.ledgers.load_table(self._gained.pop())
+        staged.resume_in(context.background.start)
         now = context.clock.monotonic()
         if now >= self._staged_expired_at + _STAGED_CHECK_SECONDS:
             self._staged_expired_at = now
-            await self._staged.expiry.expire(
-                lambda table_id: context.metadata.topic_by_id(table_id) is not None
-            )
+            await staged.expiry.expire(lambda table_id: context.metadata.topic_by_id(table_id) is not None)
 
     async def _close_idle_stores(self, context: BrokerContext) -> None:
-        assert self._services is not None
         try:
             await self._services.close_idle_stores()
         except Exception as error:  # noqa: BLE001 - logged, and tried again
             context.background.failed("closing key-value stores that are not used", error)
 
     async def _tend_buckets(self, context: BrokerContext) -> None:
-        assert self._services is not None
         restless = self._services.restless
         for turn, bucket in enumerate(list(restless), 1):
             if turn % _BUCKETS_PER_TURN == 0:
