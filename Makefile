@@ -90,9 +90,10 @@ check: setup  ## format, lint, types, layers, spelling, links and pages of the d
 bench: setup  ## figures beside Apache Kafka and Apache Fluss from their published jars, one run
 	@$(BIN)/python -m bench
 
-format: setup  ## write the format that `make check` asks for
+format: setup  ## write the format that `make check` asks for, and the reference pages
 	@$(BIN)/ruff check --fix --quiet .
 	@$(BIN)/ruff format --quiet .
+	@$(BIN)/python -m docsite references
 
 clean:  ## remove what the demo, the tests and the benchmarks left behind
 	@rm -rf .demo .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

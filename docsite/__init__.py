@@ -1,3 +1,3 @@
-"""The documentation as a site: what is written in `docs/`, the READMEs of the components, and references made from the
-declarations, which are made anew each time and kept nowhere.
+"""The documentation as a site: the pages of `docs/` and the READMEs of the components. `references.py` makes the
+reference pages from the declarations in the program, and a test holds them to it.
 """

@@ -1,4 +1,6 @@
-"""`python -m docsite` builds `build/site`; `links` only looks for dead links; `pictures` draws the pictures."""
+"""`python -m docsite` builds `build/site`; `links` only looks for dead links; `pictures` draws the pictures, and
+`references` writes the reference pages of `docs/`.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,9 @@ import sys
 from pathlib import Path
 
 from docsite.links import dead_links, markdown_files
-from docsite.pages import ROOT, assemble
+from docsite.pages import DOCS, ROOT, assemble
 from docsite.pictures import draw
+from docsite.references import PAGES
 
 SOURCE = ROOT / "build" / "site-source"
 
@@ -16,6 +19,10 @@ SOURCE = ROOT / "build" / "site-source"
 def main(words: list[str]) -> int:
     if words == ["pictures"]:
         draw()
+        return 0
+    if words == ["references"]:
+        for name, make in PAGES.items():
+            (DOCS / name).write_text(make(), encoding="utf-8")
         return 0
     dead = [line for path in markdown_files() for line in dead_links(path)]
     if dead:

@@ -1,4 +1,7 @@
-"""Dead links between the Markdown files of the repository: links to missing files or headings."""
+"""Dead links between the Markdown files of the repository: links to missing files or headings.
+
+A link leads to a file of the repository. The site's pages have the same links, adapted by `docsite.pages.moved`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ from functools import cache
 from pathlib import Path
 
 from docsite.pages import DOCS, READMES, ROOT
-from docsite.references import PAGES
 
 _FENCE = re.compile(r"^(```|~~~).*?^\1\s*$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)(?:\s+\"[^\"]*\")?\)")
@@ -46,9 +48,11 @@ def anchors(path: Path) -> frozenset[str]:
 @cache
 def _text(path: Path) -> str:
     """Return the text of a page without code, in which brackets are not links."""
-    made = PAGES.get(path.relative_to(DOCS).as_posix()) if path.is_relative_to(DOCS) else None
-    text = path.read_text(encoding="utf-8") if made is None else made()
-    return _FENCE.sub("", text)
+    return _FENCE.sub("", path.read_text(encoding="utf-8"))
+
+
+def _in_site(path: Path) -> bool:
+    return path.is_relative_to(DOCS) or path.relative_to(ROOT).as_posix() in READMES.values()
 
 
 def dead_links(path: Path) -> Iterator[str]:
@@ -59,12 +63,9 @@ def dead_links(path: Path) -> Iterator[str]:
         file, _, anchor = link.partition("#")
         to = path if not file else (path.parent / file).resolve()
         where = path.relative_to(ROOT)
-        in_site = to.relative_to(DOCS).as_posix() if to.is_relative_to(DOCS) else ""
-        if in_site in READMES:
-            to = ROOT / READMES[in_site]
-        if in_site not in PAGES and not to.exists():
+        if not to.exists():
             yield f"{where}: {link}: there is no such file"
-        elif path.is_relative_to(DOCS) and not in_site:
+        elif path.is_relative_to(DOCS) and not _in_site(to):
             yield f"{where}: {link}: outside of the site"
         elif anchor and to.suffix == ".md" and anchor not in anchors(to):
             yield f"{where}: {link}: there is no such heading"

@@ -7,8 +7,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from docsite.references import PAGES
-
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 READMES = {
@@ -21,6 +19,8 @@ READMES = {
     "internals/benchmarks.md": "bench/README.md",
     "internals/mutants.md": "mutants/README.md",
     "internals/contributing.md": "CONTRIBUTING.md",
+    "metrics.md": "headrace/tablelayer/METRICS.md",
+    "table-options.md": "headrace/tablelayer/OPTIONS.md",
     "compatibility.md": "compat-tests/COMPATIBILITY.md",
     "findings.md": "compat-tests/FINDINGS.md",
 }
@@ -38,16 +38,17 @@ def assemble(target: Path) -> None:
     """Make the folder that the site is built from, and replace an earlier one."""
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(DOCS, target)
-    for name, make in PAGES.items():
-        (target / name).write_text(make(), encoding="utf-8")
-    for name, source in READMES.items():
+    pages = {page.as_posix(): f"docs/{page.as_posix()}" for page in written()}
+    for name, source in (pages | READMES).items():
         path = target / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(moved(source, name), encoding="utf-8")
 
 
 def moved(source: str, name: str) -> str:
-    """Return a README as a page. Links to other pages are adapted; links to files of the repository become names."""
+    """Return a Markdown file as a page. Links to other pages are adapted; links to files of the repository become
+    names.
+    """
     places = {of: page for page, of in READMES.items()}
     here = ROOT / source
 
@@ -58,8 +59,6 @@ def moved(source: str, name: str) -> str:
         file, _, anchor = link.partition("#")
         to = (here.parent / file).resolve().relative_to(ROOT).as_posix()
         page = places.get(to) or (to.removeprefix("docs/") if to.startswith("docs/") else None)
-        if to in ("headrace/tablelayer/OPTIONS.md", "headrace/tablelayer/METRICS.md"):
-            page = {"OPTIONS.md": "table-options.md", "METRICS.md": "metrics.md"}[Path(to).name]
         if page is None:
             return f"{text} (`{to}`)" if to not in text else text
         up = "../" * name.count("/")

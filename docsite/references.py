@@ -1,4 +1,4 @@
-"""Reference pages, made from the declarations in the program, so that they are complete and up to date."""
+"""Reference pages, made from the declarations in the program. `python -m docsite references` writes them to `docs/`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,6 @@ from headrace.broker.configs.config_key import ConfigKey
 from headrace.broker.configs.kafka import KAFKA_CONFIGS
 from headrace.broker.configs.topics import TOPIC_CONFIGS
 from headrace.broker.groups.group_configs import GROUP_CONFIGS
-from headrace.broker.metrics.collect import BROKER_METRICS
-from headrace.broker.metrics.event_loop import TURN_CPU_SECONDS, TURN_SECONDS
-from headrace.broker.metrics.model import markdown_rows as metric_rows
-from headrace.broker.metrics.remote_log import REMOTE_METRICS
-from headrace.broker.metrics.requests import REQUEST_SECONDS
 from headrace.tablelayer.cli.main import app
 from headrace.tablelayer.client.admin.databases import AsyncAdmin
 from headrace.tablelayer.client.admin.kafka import AsyncKafkaAdmin
@@ -30,10 +25,8 @@ from headrace.tablelayer.client.admin.security import AsyncSecurityAdmin
 from headrace.tablelayer.client.blocking.databases import Admin
 from headrace.tablelayer.client.blocking.kafka import KafkaAdmin
 from headrace.tablelayer.client.blocking.security import SecurityAdmin
-from headrace.tablelayer.model.options.option import markdown_rows as option_rows
 from headrace.tablelayer.model.options.table_options import DECLARED
 from headrace.tablelayer.server.extension import TableExtension
-from headrace.tablelayer.server.metrics import TABLE_METRICS
 
 CONSOLE_WIDTH = 90
 
@@ -72,7 +65,7 @@ def configuration() -> str:
             " `headrace serve` reads configurations of the broker from `--set NAME=VALUE`, or from a `.properties` or"
             " `.toml` file (`--config FILE`). `headrace configs` shows and changes them. A configuration of security holds"
             " for one listener with the prefix `listener.name.<name in lower case>.` ([Security](security.md)). Options of"
-            " tables are in [Table options](table-options.md).",
+            " tables are in [Table options](../headrace/tablelayer/OPTIONS.md).",
             "",
             "## Of the broker",
             "",
@@ -103,49 +96,6 @@ def configuration() -> str:
             "",
             head,
             *_config_rows(others, dynamic=True),
-            "",
-        ]
-    )
-
-
-def table_options() -> str:
-    return "\n".join(
-        [
-            "# Table options",
-            "",
-            "This page lists the options of tables. `CREATE TABLE ... WITH ('name' = 'value')` and `ALTER TABLE t SET"
-            " ('name' = 'value')` set them, `ALTER TABLE t RESET ('name')` removes them, and `SHOW OPTIONS FROM t` shows"
-            " them. They have the same names as configurations of the table's topic. A table may also have [Kafka's topic"
-            " configurations](configuration.md#of-topics). `CREATE TABLE` alone accepts `'bucket.num'` (number of buckets;"
-            " default 1) and `'bucket.key'` (columns whose hash chooses the bucket; default the primary key)."
-            " [Table design](table-design.md) helps to choose.",
-            "",
-            "| name | default | alterable | tables | what it does |",
-            "|---|---|---|---|---|",
-            *option_rows(DECLARED[name] for name in sorted(DECLARED)),
-            "",
-        ]
-    )
-
-
-def metrics() -> str:
-    declared = sorted(
-        (*BROKER_METRICS, *REMOTE_METRICS, REQUEST_SECONDS, TURN_SECONDS, TURN_CPU_SECONDS, *TABLE_METRICS),
-        key=lambda each: each.name,
-    )
-    return "\n".join(
-        [
-            "# Metrics",
-            "",
-            "This page lists the metrics. `headrace serve --data ./data --metrics 127.0.0.1:9308` answers `GET /metrics` for"
-            " Prometheus, as text or as OpenMetrics. Without `--metrics` there is no listener, and requests are not"
-            " timed. [Security](security.md#metrics) describes TLS and passwords.",
-            "",
-            "| name | kind | labels | meaning |",
-            "|---|---|---|---|",
-            *metric_rows(declared),
-            "",
-            "The Prometheus client library adds `process_*` (CPU, memory, open files) and `python_info`.",
             "",
         ]
     )
@@ -360,9 +310,7 @@ def client() -> str:
 
 PAGES = {
     "configuration.md": configuration,
-    "table-options.md": table_options,
-    "metrics.md": metrics,
     "cli.md": command_line,
     "client.md": client,
 }
-"""The reference pages by their file in the site."""
+"""The pages that are made from declarations, by their file in `docs/`."""
