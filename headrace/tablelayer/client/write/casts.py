@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.tablelayer.model.types.column_types import from_arrow, more_digits
 from headrace.tablelayer.model.types.far_years import nanos_of
 
 ARROW_ERRORS = (
@@ -31,7 +32,7 @@ ACCEPTED = {
     "bytes": {"bytes"},
     "date": {"date", "text", "timestamp"},
     "time": {"time", "text"},
-    "timestamp": {"timestamp", "text", "date"},
+    "timestamp": {"timestamp", "text", "date", "integer"},
 }
 """The families of values that `convert` tries for each family of columns."""
 
@@ -84,10 +85,36 @@ def convert(array: Any, target: pa.DataType) -> Any:
         return _by_mask(
             array, pc.match_substring_regex(array, pattern=_FAR_YEAR), target, _far_moments, _moments
         )
+    if wanted == "timestamp" and given == "integer":
+        return _of_milliseconds(array, target)
+    if wanted == given == "timestamp" or wanted == given == "time":
+        return _with_all_digits(array, target)
     if wanted == "time" and given == "text":
-        instants = pc.binary_join_element_wise("1970-01-01T", array.cast(pa.string()), "")
-        return instants.cast(pa.timestamp(target.unit)).cast(target)
+        instants = _parsed(
+            pc.binary_join_element_wise("1970-01-01T", array.cast(pa.string()), ""), target.unit, None
+        )
+        exact = pa.time64(instants.type.unit) if instants.type.unit in ("us", "ns") else target
+        return _with_all_digits(instants.cast(exact), target)
     return array.cast(target, safe=True)
+
+
+def _of_milliseconds(array: Any, target: pa.DataType) -> Any:
+    """Convert milliseconds since 1970, which are an instant."""
+    if target.tz is None:
+        raise pa.ArrowInvalid(
+            "a number is an instant: give a date and time, or declare the column TIMESTAMP_LTZ"
+        )
+    return _with_all_digits(array.cast(pa.int64()).cast(pa.timestamp("ms", target.tz)), target)
+
+
+def _with_all_digits(array: Any, target: pa.DataType) -> Any:
+    try:
+        return array.cast(target, safe=True)
+    except pa.ArrowInvalid as error:
+        if "would lose data" not in str(error):
+            raise
+        fraction = "." + "0" * _DIGITS[array.type.unit]
+        raise pa.ArrowInvalid(f"it has {more_digits(from_arrow(target), fraction)}") from None
 
 
 def first_unfit(array: Any, target: pa.DataType) -> int | None:
@@ -163,18 +190,30 @@ def _by_mask(array: Any, mask: Any, target: pa.DataType, of_those: Any, of_other
 
 
 def _moments(texts: Any, target: pa.DataType) -> Any:
-    if not pa.types.is_timestamp(target) or target.tz is None:
+    if not pa.types.is_timestamp(target):
         return texts.cast(target)
+    if target.tz is None:
+        return _instants(texts, target)
     zoned = pc.match_substring_regex(texts, pattern=_WITH_ZONE)
     return _by_mask(texts, zoned, target, _instants, _instants_of_utc)
 
 
 def _instants(texts: Any, target: pa.DataType) -> Any:
-    return texts.cast(target)
+    return _with_all_digits(_parsed(texts, target.unit, target.tz), target)
 
 
 def _instants_of_utc(texts: Any, target: pa.DataType) -> Any:
-    return pc.assume_timezone(texts.cast(pa.timestamp(target.unit)), target.tz)
+    return _with_all_digits(pc.assume_timezone(_parsed(texts, target.unit, None), target.tz), target)
+
+
+def _parsed(texts: Any, unit: str, zone: str | None) -> Any:
+    """Return timestamps with as many digits as the texts have, and at least those of the unit."""
+    try:
+        return texts.cast(pa.timestamp(unit, zone))
+    except pa.ArrowInvalid:
+        if unit not in _FINER:
+            raise
+        return _parsed(texts, _FINER[unit], zone)
 
 
 def _far_moments(texts: Any, target: pa.DataType) -> Any:
@@ -201,4 +240,6 @@ def _far_moments(texts: Any, target: pa.DataType) -> Any:
         raise pa.ArrowInvalid("it is out of range") from error
 
 
+_FINER = {"s": "ms", "ms": "us", "us": "ns"}
+_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 _NANOS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}

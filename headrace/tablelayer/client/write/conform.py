@@ -11,7 +11,8 @@ Accepted: pa.Table, pa.RecordBatch, a mapping or a sequence of mappings, a panda
 - The same rules apply inside an ARRAY, MAP or ROW. A ROW is a mapping of its fields or a tuple of all of them in order,
   an ARRAY is a sequence, a MAP is a mapping or a sequence of pairs.
 - A timestamp with a time zone is an instant and fits TIMESTAMP_LTZ; one without fits TIMESTAMP. Naive values for
-  TIMESTAMP_LTZ are UTC.
+  TIMESTAMP_LTZ are UTC, and integers are milliseconds since 1970. A value with more digits of a second than the column
+  is refused.
 
 Whole columns are converted at a time. Single rows are looked at only to find the first bad one.
 """
@@ -181,7 +182,7 @@ def _check_inside(array: Any, column: Column, table: str) -> None:
                 f"{table}: row {row + error.index}, column '{column.name}': {error.reason}",
                 column=column.name,
                 row=row + error.index,
-            ) from error
+            ) from None
         row += len(chunk)
 
 
@@ -223,7 +224,7 @@ def _part(field: Field, inside: list[Any], of: Any, values: list[Any], column: C
     except DataError as error:
         row = int(of[error.row or 0])
         inner = str(error).removeprefix(f"{table}: ").removeprefix(f"row {error.row}: ")
-        raise _unfit(column, table, row, values[row], inner) from error
+        raise _unfit(column, table, row, values[row], inner) from None
 
 
 def _combined(array: Any) -> pa.Array:
@@ -268,7 +269,7 @@ def _from_values(values: list[Any], column: Column, table: str) -> Any:
     try:
         return pa.chunked_array([array_of(values, column.type.arrow())])
     except MisfitError as error:
-        raise _unfit(column, table, error.row, values[error.row], error.reason) from error
+        raise _unfit(column, table, error.row, values[error.row], error.reason) from None
 
 
 def _unfit(column: Column, table: str, row: int | None, value: Any, reason: str) -> DataError:
@@ -311,7 +312,7 @@ def _cast(array: Any, column: Column, table: str) -> Any:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         row = first_unfit(array, target)
         value = None if row is None else python_value(array[row])
-        raise _unfit(column, table, row, value, str(error)) from error
+        raise _unfit(column, table, row, value, str(error)) from None
 
 
 def _cast_nested(array: pa.Array, column: Column, table: str) -> pa.Array:
@@ -326,7 +327,7 @@ def _cast_nested(array: pa.Array, column: Column, table: str) -> pa.Array:
         raise DataError(
             f"{table}: column '{column.name}' is {column.type}, which the values do not fit: {reason}",
             column=column.name,
-        ) from error
+        ) from None
 
 
 def _without_dictionary(array: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -112,7 +112,7 @@ def _of_sort(sort: _Sort, values: Sequence[Any], target: pa.DataType) -> pa.Arra
         return _made(make, values, target)
     except ARROW_ERRORS as error:
         if len(values) == 1:
-            raise MisfitError(0, str(error)) from error
+            raise MisfitError(0, str(error)) from None
     low, high = 0, len(values)
     while high - low > 1:
         middle = (low + high) // 2
@@ -125,7 +125,7 @@ def _of_sort(sort: _Sort, values: Sequence[Any], target: pa.DataType) -> pa.Arra
     try:
         _made(make, values[low:high], target)
     except ARROW_ERRORS as error:
-        raise MisfitError(low, str(error)) from error
+        raise MisfitError(low, str(error)) from None
     raise AssertionError(f"values of the sort {sort} fit one by one, but not together")
 
 

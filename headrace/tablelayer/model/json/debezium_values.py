@@ -62,7 +62,12 @@ Mask = npt.NDArray[np.bool_]
 Part = tuple[Mask, Callable[["DebeziumField"], pa.Array]]
 
 _TICKS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
-_NO_NUMBERS = (DebeziumTime.ISOSTRING, DebeziumTime.STRUCTURED)
+_NO_NUMBERS = (DebeziumTime.ISOSTRING, DebeziumTime.STRUCTURED, DebeziumTime.PLAIN)
+_EXAMPLES = {
+    TypeKind.DATE: '"2024-09-19"',
+    TypeKind.TIME: '"12:00:00.000"',
+    TypeKind.TIMESTAMP: '"2024-09-19T12:00:00.000", or declare the column TIMESTAMP_LTZ for milliseconds since 1970',
+}
 _NUMBER_KINDS = INTEGER_KINDS | FLOAT_KINDS
 _TEMPORAL_KINDS = TIMESTAMP_KINDS | {TypeKind.DATE, TypeKind.TIME}
 _UNIT_NAMES = {"d": "days", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
@@ -233,7 +238,8 @@ class DebeziumField(Field):
                 )
             )
         except RowError as error:
-            if mode is not DebeziumDecimals.STRING or schema is not None or not text[error.index]:
+            is_hint = mode is DebeziumDecimals.STRING and self.conventions.time is not DebeziumTime.PLAIN
+            if not is_hint or schema is not None or not text[error.index]:
                 raise
             option = TableOptions.debezium_decimals.name
             hint = f"; '{option}' = 'precise' reads what a connector writes by default"
@@ -392,7 +398,7 @@ class DebeziumField(Field):
                 self._turn_infinities(signs)
         counted = self.kinds == json_scan.NUMBER
         structured = self.kinds == json_scan.CONTAINER
-        if self.conventions.time in _NO_NUMBERS and self._said() is None:
+        if not self._takes_numbers():
             counted = np.zeros(len(self.kinds), np.bool_)
         failures: list[RowError] = []
         values: pa.Array | None = None
@@ -420,9 +426,19 @@ class DebeziumField(Field):
             if self.data[start : start + length].tobytes() in _INFINITE_TEXTS:
                 signs[row] = -signs[row]
 
+    def _takes_numbers(self) -> bool:
+        is_instant = self.column.type.kind is TypeKind.TIMESTAMP_LTZ
+        mode = self.conventions.time
+        return (
+            mode not in _NO_NUMBERS or self._said() is not None or (mode is DebeziumTime.PLAIN and is_instant)
+        )
+
     def _with_hint(self, error: RowError) -> RowError:
-        if self.kinds[error.index] != json_scan.NUMBER or self.conventions.time not in _NO_NUMBERS:
+        if self.kinds[error.index] != json_scan.NUMBER or self._takes_numbers():
             return error
+        if self.conventions.time is DebeziumTime.PLAIN:
+            hint = f"; write it as a text, as in {_EXAMPLES[self.column.type.kind]}"
+            return RowError(error.index, error.column, error.reason + hint)
         hint = f" ('{TableOptions.debezium_time.name}' is '{self.conventions.time}')"
         return RowError(error.index, error.column, error.reason + hint)
 
@@ -434,9 +450,9 @@ class DebeziumField(Field):
             ways += " or 'keep'"
         else:
             what = f"is out of the range of {self.column.type}"
-        return RowError(
-            row, self.column.name, f"{self.excerpt(row)} {what}; '{option}' = {ways} accepts such values"
-        )
+        is_plain = self.conventions.time is DebeziumTime.PLAIN
+        remedy = "" if is_plain else f"; '{option}' = {ways} accepts such values"
+        return RowError(row, self.column.name, f"{self.excerpt(row)} {what}{remedy}")
 
     def _look_at_years(self, values: pa.Array, signs: np.ndarray) -> None:
         """Mark values before year 1 or after 9999 in `signs`, unless such values are kept."""
@@ -496,7 +512,7 @@ class DebeziumField(Field):
         if data_type.kind is TypeKind.DATE:
             return "d", True
         match mode:
-            case DebeziumTime.CONNECT:
+            case DebeziumTime.CONNECT | DebeziumTime.PLAIN:
                 return "ms", True
             case DebeziumTime.MICROSECONDS:
                 return "us", True

@@ -49,7 +49,14 @@ from headrace.tablelayer.model.json.write import rows_to_json
 from headrace.tablelayer.model.options.table_options import UnknownFields
 from headrace.tablelayer.model.rows.nested import last_of_each_key, make_entries, make_row, owners
 from headrace.tablelayer.model.schema.schema import Column, Schema
-from headrace.tablelayer.model.types.column_types import INTEGER_BITS, STRING, TEXT_KINDS, DataType, TypeKind
+from headrace.tablelayer.model.types.column_types import (
+    INTEGER_BITS,
+    STRING,
+    TEXT_KINDS,
+    DataType,
+    TypeKind,
+    more_digits,
+)
 from headrace.tablelayer.model.types.sizes import RowBytes, RowCost, value_width
 
 __all__ = [
@@ -667,7 +674,7 @@ def _value_reason(code: int, data_type: DataType, value: str) -> str:
         json_values.NOT_A_DATE: f"{value} is not a date; write it as 2024-09-19",
         json_values.NOT_A_TIME: f"{value} is not a time; write it as 12:00:00",
         json_values.NOT_A_TIMESTAMP: f"{value} is not a timestamp; write it as 2024-09-19T12:00:00.000",
-        json_values.TOO_PRECISE: f"{value} has more digits of a second than {data_type} keeps",
+        json_values.TOO_PRECISE: f"{value} has {more_digits(data_type, value)}",
         json_values.TOO_LONG: f"{value} is longer than {data_type} allows",
         json_values.NOT_BASE64: f"{value} is not base64 with padding",
         json_values.WRONG_SIZE: f"{value} does not have the {data_type.length} bytes of {data_type}",

@@ -25,7 +25,9 @@ JSON_FORMATS = (KafkaValueFormat.JSON, KafkaValueFormat.DEBEZIUM_JSON)
 
 
 class DebeziumTime(StrEnum):
-    """The unit of numbers in DATE, TIME and TIMESTAMP columns: Debezium's `time.precision.mode`."""
+    """The unit of numbers in DATE, TIME and TIMESTAMP columns: Debezium's `time.precision.mode`. PLAIN is that of other
+    programs: milliseconds in columns of instants, and no numbers elsewhere.
+    """
 
     ADAPTIVE = "adaptive"
     ADAPTIVE_TIME_MICROSECONDS = "adaptive_time_microseconds"
@@ -34,6 +36,7 @@ class DebeziumTime(StrEnum):
     NANOSECONDS = "nanoseconds"
     ISOSTRING = "isostring"
     STRUCTURED = "structured"
+    PLAIN = "plain"
 
 
 class DebeziumDecimals(StrEnum):

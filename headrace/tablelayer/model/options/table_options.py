@@ -145,7 +145,7 @@ def _is_plain(options: Mapping[str, str]) -> bool:
 
 
 def _debezium_time(options: Mapping[str, str]) -> DebeziumTime:
-    return DebeziumTime.ISOSTRING if _is_plain(options) else DebeziumTime.ADAPTIVE
+    return DebeziumTime.PLAIN if _is_plain(options) else DebeziumTime.ADAPTIVE
 
 
 def _debezium_decimals(options: Mapping[str, str]) -> DebeziumDecimals:
@@ -363,9 +363,10 @@ class TableOptions:
         DebeziumTime.ADAPTIVE,
         "Unit of numbers in DATE, TIME and TIMESTAMP columns, as in the connector's time.precision.mode: "
         "'adaptive' follows the column's precision (and refuses numbers that are implausible then), "
-        "'adaptive_time_microseconds' does so except for TIME, 'connect' is milliseconds. 'isostring' (with json "
-        "values: the default) and 'structured' refuse numbers. A schema around the record, and time-units, take "
-        "precedence. Texts, and objects of year, month, day, hour and so on, are always read.",
+        "'adaptive_time_microseconds' does so except for TIME, 'connect' is milliseconds. 'isostring' and "
+        "'structured' refuse numbers. 'plain' (with json values: the default) is milliseconds in TIMESTAMP_LTZ "
+        "columns, and refuses numbers in others. A schema around the record, and time-units, take precedence. Texts, "
+        "and objects of year, month, day, hour and so on, are always read.",
         derived=_debezium_time,
         alterable=True,
         value_format=JSON_FORMATS,

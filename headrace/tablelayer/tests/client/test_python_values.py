@@ -216,3 +216,40 @@ def test_python_has_dates_and_times_beyond_its_own_as_text():
         pa.map_(pa.date32(), pa.int32())
     )
     assert python_values(maps) == [[("+10000-01-01", 1)], []]
+
+
+@pytest.mark.parametrize(
+    ("value", "type_text", "remedy"),
+    [
+        (dt.datetime(2024, 9, 19, 12, 0, 0, 123456), "TIMESTAMP_LTZ(3)", "TIMESTAMP_LTZ(6)"),
+        (dt.datetime(2024, 9, 19, 12, 0, 0, 123456), "TIMESTAMP(3)", "TIMESTAMP(6)"),
+        (pd.Timestamp("2024-09-19 12:00:00.123456789"), "TIMESTAMP(3)", "TIMESTAMP(9)"),
+        ("2024-09-19T12:00:00.123456Z", "TIMESTAMP_LTZ(3)", "TIMESTAMP_LTZ(6)"),
+        ("2024-09-19T12:00:00.123456", "TIMESTAMP_LTZ(3)", "TIMESTAMP_LTZ(6)"),
+        ("2024-09-19T12:00:00.1234567+02:00", "TIMESTAMP_LTZ(6)", "TIMESTAMP_LTZ(9)"),
+        ("12:00:00.1234", "TIME(3)", "TIME(6)"),
+        (dt.time(12, 0, 0, 1), "TIME(3)", "TIME(6)"),
+    ],
+)
+def test_a_time_with_more_digits_than_the_column_is_refused_with_the_remedy(value, type_text, remedy):
+    with pytest.raises(DataError) as caught:
+        array([value], type_text)
+    assert str(caught.value).endswith(
+        f"(it has more digits of a second than {type_text} keeps: declare the column {remedy}, or cut the value)"
+    )
+    assert array([value], remedy)[0].is_valid
+
+
+def test_integers_are_milliseconds_in_columns_of_instants():
+    expected = dt.datetime(2024, 11, 27, 10, 7, 55, 123000, dt.UTC)
+    for type_text in ("TIMESTAMP_LTZ(3)", "TIMESTAMP_LTZ(6)", "TIMESTAMP_LTZ(9)"):
+        assert array([1732702075123], type_text).to_pylist() == [expected]
+    rows = pa.table({"c": pa.array([1732702075123, None], pa.int64())})
+    column = Column(0, "c", parse_type("TIMESTAMP_LTZ(6)"))
+    assert conform(rows, [column], table="t").column("c").to_pylist() == [expected, None]
+    with pytest.raises(
+        DataError, match="a number is an instant: give a date and time, or declare the column"
+    ):
+        array([1732702075123], "TIMESTAMP(3)")
+    with pytest.raises(DataError, match=r"more digits of a second than TIMESTAMP_LTZ\(0\) keeps"):
+        array([1732702075123], "TIMESTAMP_LTZ(0)")

@@ -830,3 +830,41 @@ async def test_events_of_mysqls_connector_fill_a_table_of_their_own_schema(tmp_p
         }  # fmt: skip
         await sent(made, (key, mysql_event("d", changed, None)), (key, None))
         assert await made.lookup({"id": 1004}) == [None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "remedy"),
+    [
+        (
+            "TIMESTAMP(3)",
+            1_732_702_075_123,
+            r"or declare the column TIMESTAMP_LTZ for milliseconds since 1970$",
+        ),
+        ("TIME(6)", 43_200_000, r'write it as a text, as in "12:00:00.000"$'),
+        ("DATE", 19_000, r'write it as a text, as in "2024-09-19"$'),
+        ("TIMESTAMP_LTZ(9)", 1 << 62, r"is out of the range of TIMESTAMP_LTZ\(9\)$"),
+        ("TIMESTAMP_LTZ(0)", 1, r"more digits of a second than TIMESTAMP_LTZ\(0\) keeps: declare the column"),
+        ("DECIMAL(10, 2)", "12x4", "is not a number, as DECIMAL"),
+    ],
+)
+def test_an_error_of_a_plain_json_table_names_no_setting_of_a_connector(
+    kind: str, value: Any, remedy: str
+) -> None:
+    definition = table(f"id BIGINT; v {kind}", ("id",), **{"table.kafka.value-format": "json"})
+    with pytest.raises(RowError, match=remedy) as caught:
+        from_kafka(records((None, {"id": 1, "v": value})), definition)
+    assert "debezium" not in caught.value.reason
+    assert "connector" not in caught.value.reason
+
+
+@pytest.mark.parametrize("precision", [3, 6, 9])
+def test_numbers_are_milliseconds_in_columns_of_instants_of_a_plain_json_table(precision: int) -> None:
+    definition = table(
+        f"id BIGINT; v TIMESTAMP_LTZ({precision})", ("id",), **{"table.kafka.value-format": "json"}
+    )
+    rows = from_kafka(
+        records(*((None, {"id": n, "v": n}) for n in (1_732_702_075_123, -1, 0))), definition
+    ).rows
+    assert [str(value)[:23] for value in rows.column("v").to_pylist()] == [
+        "2024-11-27 10:07:55.123", "1969-12-31 23:59:59.999", "1970-01-01 00:00:00+00:",
+    ]  # fmt: skip
