@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -10,6 +11,7 @@ from weakref import WeakSet
 from headrace.tablelayer.client.admin.databases import AsyncAdmin, as_path
 from headrace.tablelayer.client.config import ClientConfig
 from headrace.tablelayer.client.metrics import ClientMetrics
+from headrace.tablelayer.client.names import several
 from headrace.tablelayer.client.security.settings import Bootstrap, ConnectionSettings
 from headrace.tablelayer.client.wire.cluster import Cluster
 from headrace.tablelayer.model.table.definition import StoredTable, TableDefinition, TablePath
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from headrace.tablelayer.client.admin.kafka import AsyncKafkaAdmin
     from headrace.tablelayer.client.admin.security import AsyncSecurityAdmin
     from headrace.tablelayer.client.table.table import AsyncTable
+    from headrace.tablelayer.client.write.conform import Data
 
 
 class AsyncConnection:
@@ -68,6 +71,48 @@ class AsyncConnection:
             )
         table = AsyncTable(self.cluster, definition)
         self._tables.add(table)
+        return table
+
+    async def create_table(
+        self,
+        path: TablePath | str,
+        rows: Data,
+        *,
+        key: Sequence[str] = (),
+        partition_keys: Sequence[str] = (),
+        options: Mapping[str, str] | None = None,
+        comment: str | None = None,
+        if_not_exists: bool = False,
+    ) -> AsyncTable:
+        """Create a table with the columns of these rows, write them, and open it.
+
+        `rows` are an Arrow table, a pandas or polars DataFrame, or dicts. Their types become the columns'. `key` names
+        the primary key; without one it is a log table. `options` are those of `CREATE TABLE ... WITH`. With
+        `if_not_exists`, an existing table is opened and nothing is written. A table whose rows cannot be written is
+        dropped again. Raises TableError TABLE_EXISTS, DataError, and the errors of writes.
+        """
+        from headrace.tablelayer.client.write.definitions import definition_of, typed_rows
+
+        path = as_path(path)
+        if if_not_exists and await self.admin.table_exists(path):
+            return await self.table(path)
+        typed = await asyncio.to_thread(typed_rows, rows)
+        definition = definition_of(
+            path,
+            typed.schema,
+            "the data",
+            key=several("key", key),
+            partition_keys=several("partition_keys", partition_keys),
+            options=options,
+            comment=comment,
+        )
+        table = self.open_table(await self.admin.create_table(definition))
+        try:
+            await (table.upsert if key else table.append)(typed)
+        except BaseException as error:
+            await self.admin.drop_table(path, if_exists=True)
+            error.add_note(f"table {path} was dropped")
+            raise
         return table
 
     def metrics(self) -> ClientMetrics:

@@ -78,6 +78,18 @@ def check() -> None:
         raise Stopped
 
 
+def sleep(seconds: float) -> None:
+    """Wait. Raises Stopped as soon as the work that runs in this context is to stop."""
+    ended, stop = threading.Event(), _current.get()
+    release = None if stop is None else stop.add(ended.set)
+    try:
+        ended.wait(seconds)
+        check()
+    finally:
+        if release is not None:
+            release()
+
+
 @contextmanager
 def running(stop: Stop | None) -> Iterator[None]:
     """Run the block as work that `stop` stops; None: as work that cannot be stopped, such as cleaning up."""

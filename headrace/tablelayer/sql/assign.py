@@ -96,9 +96,7 @@ class Assignment:
         try:
             batch = self._of_json(texts, columns, UnknownFields.FAIL if every else UnknownFields.IGNORE)
         except RowError as error:
-            raise DataError(
-                f"{self._table}: {error.message}", column=error.column, row=error.index
-            ) from error
+            raise DataError(f"{self._table}: {error.message}", column=error.column, row=error.index) from None
         return pa.table(batch.columns, names=[column.name for column in self.columns])
 
     def _column(self, array: pa.ChunkedArray, column: Column) -> pa.ChunkedArray:
@@ -113,12 +111,12 @@ class Assignment:
                     f"({error.reason})",
                     column=column.name,
                     row=done + error.index,
-                ) from error
+                ) from None
             except pa.ArrowInvalid as error:
                 raise DataError(
                     f"{self._table}: column '{column.name}' is {column.type}, which the values do not fit: {error}",
                     column=column.name,
-                ) from error
+                ) from None
             done += len(chunk)
         return pa.chunked_array(arrays, target)
 

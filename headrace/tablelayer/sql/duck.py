@@ -159,7 +159,7 @@ class Engine:
             reader = in_arrow(database.sql(self._sql)).to_arrow_reader(_BATCH_ROWS)
         except duckdb.Error as error:
             database.close()
-            raise self._said(error, arriving.values()) from error
+            raise self._said(error, arriving.values()) from None
         except BaseException:
             database.close()
             raise
@@ -169,7 +169,7 @@ class Engine:
             try:
                 yield from running.rows()
             except (duckdb.Error, pa.ArrowException, OSError) as error:
-                raise self._said(error, arriving.values()) from error
+                raise self._said(error, arriving.values()) from None
             finally:
                 running.close()
 
@@ -193,7 +193,7 @@ class Engine:
                     database.register(self._names[name], schema.empty_table())
                 return in_arrow(database.sql(self._sql)).to_arrow_reader(1).schema
             except duckdb.Error as error:
-                raise self._said(error, ()) from error
+                raise self._said(error, ()) from None
 
     def place_types(self, marks: Sequence[str]) -> list[pa.DataType | None]:
         """Return the types of values that the query has as these texts; None if a type is open."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.protocol.loading.lazy import lazy_module
 from headrace.tablelayer.client import Connection
 from headrace.tablelayer.client.admin.ddl import define
+from headrace.tablelayer.client.metrics import RequestMetrics
 from headrace.tablelayer.model.ddl import (
     AlterUser,
     CopyFrom,
@@ -67,9 +69,14 @@ if TYPE_CHECKING:
     from headrace.tablelayer.client.result import SqlResult
     from headrace.tablelayer.sql.parameters import Parameters
     from headrace.tablelayer.sql.select import Plan
+    from headrace.tablelayer.sql.sources import Known
     from headrace.tablelayer.sql.writes import Writes
 else:
     pa = lazy_module("pyarrow")
+
+
+_VARIABLE: ContextVar[Callable[[str], Any] | None] = ContextVar("variable", default=None)
+"""Returns a variable of the program whose statement runs in this thread."""
 
 
 class Session:
@@ -93,14 +100,26 @@ class Session:
         for statement in parse(sql, self.database, self.views):
             yield self._run(statement)
 
-    def query(self, sql: str, parameters: Parameters | None = None) -> SqlResult:
-        """Run the statements of a text and return the answer of the last one. Errors as `run` and `bind`."""
+    def query(
+        self,
+        sql: str,
+        parameters: Parameters | None = None,
+        variable: Callable[[str], Any] | None = None,
+    ) -> SqlResult:
+        """Run the statements of a text and return the answer of the last one. Errors as `run` and `bind`.
+
+        `variable` returns a variable of the caller, None if there is none: queries read DataFrames and Arrow tables so.
+        """
         from headrace.tablelayer.client.result import SqlResult
         from headrace.tablelayer.sql.parameters import bind
 
         last = Answer()
-        for answer in self.run(sql if parameters is None else bind(sql, parameters)):
-            last = answer
+        token = _VARIABLE.set(variable)
+        try:
+            for answer in self.run(sql if parameters is None else bind(sql, parameters)):
+                last = answer
+        finally:
+            _VARIABLE.reset(token)
         if last.definition is not None:
             last = Answer(rows=_columns_of(last.definition))
         if last.schema is None:
@@ -140,13 +159,12 @@ class Session:
         """
         from headrace.tablelayer.sql.parameters import bind, places_count
         from headrace.tablelayer.sql.select import place_types
-        from headrace.tablelayer.sql.sources import Known
 
         marks = _marks(places_count(sql))
         statements = parse(bind(sql, marks), self.database, self.views)
         if len(statements) != 1 or not isinstance(statements[0], Select):
             raise SqlError("only a SELECT can have values for placeholders")
-        found = place_types(self._connection, statements[0], marks, Known(self.views), files=self._files)
+        found = place_types(self._connection, statements[0], marks, self._known(), files=self._files)
         return pa.schema([(str(place), kind or pa.string()) for place, kind in enumerate(found, 1)])
 
     def query_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
@@ -223,9 +241,13 @@ class Session:
 
     def _plan(self, select: Select) -> Plan:
         from headrace.tablelayer.sql.select import plan
+
+        return plan(self._connection, select, self._known(), files=self._files)
+
+    def _known(self) -> Known:
         from headrace.tablelayer.sql.sources import Known
 
-        return plan(self._connection, select, Known(self.views), files=self._files)
+        return Known(self.views, _VARIABLE.get())
 
     def _analyze(self, sql: str) -> Select:
         (select,) = parse(sql, self.database, self.views)
@@ -240,9 +262,29 @@ class Session:
         rows = [(step.reads, step.way, step.columns, step.filter) for step in found.steps]
         if found.in_duckdb:
             rows.append(("", "DuckDB", "", ""))
+        if statement.runs:
+            rows.append(("in all", *self._measured(found)))
         columns = list(zip(*rows, strict=True)) if rows else [()] * 4
         names = ("reads", "way", "columns", "rows where")
         return Answer(rows=_texts(dict(zip(names, columns, strict=True))))
+
+    def _measured(self, plan: Plan) -> tuple[str, str, str]:
+        """Run a query to its end, and return texts about its rows, the server's and its requests."""
+        before, began = self._connection.metrics(), perf_counter()
+        count = sum(batch.num_rows for batch in Answer(rows=plan.run()).batches())
+        seconds, after = perf_counter() - began, self._connection.metrics()
+        asked = [
+            (of.count - old.count, of.bytes_received - old.bytes_received)
+            for name, of in after.requests.items()
+            for old in [before.requests.get(name, RequestMetrics(0, 0, 0.0, 0, 0))]
+        ]
+        requests, received = (sum(numbers) for numbers in zip(*asked, strict=True))
+        return (
+            f"{seconds:.3f} s",
+            f"{count:,} row{'' if count == 1 else 's'}",
+            f"{after.rows_scanned - before.rows_scanned:,} rows scanned,"
+            f" {requests:,} requests of the client's loop, {received:,} bytes",
+        )
 
     def _describe_query(self, statement: DescribeQuery) -> Answer:
         from headrace.tablelayer.sql.catalog import columns_of_query
@@ -254,10 +296,9 @@ class Session:
 
     def _summary(self, statement: Summarize) -> Plan:
         from headrace.tablelayer.sql.select import of_duckdb
-        from headrace.tablelayer.sql.sources import Known
 
         return of_duckdb(
-            self._connection, statement.select, Known(self.views), files=self._files, before="SUMMARIZE "
+            self._connection, statement.select, self._known(), files=self._files, before="SUMMARIZE "
         )
 
     def _create_view(self, statement: CreateView) -> Answer:

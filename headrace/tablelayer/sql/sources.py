@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from headrace.tablelayer.client import Connection, DataError, KafkaError, Table
 from headrace.tablelayer.client.read.reader import Moment, time_ms
+from headrace.tablelayer.client.write.definitions import typed_rows
 from headrace.tablelayer.lake.names import CHANGELOG_SUFFIX, LAKE_SUFFIX, SNAPSHOTS_SUFFIX
 from headrace.tablelayer.model.ddl import Select
 from headrace.tablelayer.model.ddl.query import Bounds
@@ -39,9 +40,12 @@ _INEXACT = (TypeKind.FLOAT, TypeKind.DOUBLE)
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Names that only the session knows: `views` has queries by `database.name`."""
+    """Names that only the session knows: `views` has queries by `database.name`; `variable` returns a variable of the
+    program that asks.
+    """
 
     views: Mapping[str, str] = field(default_factory=dict)
+    variable: Callable[[str], Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +104,21 @@ def source_of(connection: Connection, name: str, select: Select, known: Known | 
         table = connection.table(path.removesuffix(CHANGELOG_SUFFIX).removesuffix(LAKE_SUFFIX))
     except (TableError, KafkaError) as error:
         topic = None if past is not None else find_topic(connection, path, select.database, error)
-        if topic is None:
+        if topic is not None:
+            return _of_topic(topic, path, select, name)
+        rows = None if past is not None or known is None else _of_variable(path, select.database, known)
+        if rows is None:
             raise
-        return _of_topic(topic, path, select, name)
+        return Source(Step(path.removeprefix(f"{select.database}."), "DataFrame"), rows.schema, lambda: rows)
     return _of_table(connection, table, name, path, moment, select)
+
+
+def _of_variable(path: str, database: str, known: Known) -> pa.Table | None:
+    """Return the rows of a variable whose name has no database; None if there is no variable with rows."""
+    value = None if known.variable is None else known.variable(path.removeprefix(f"{database}."))
+    if not hasattr(value, "__arrow_c_stream__") and not (hasattr(value, "iloc") and hasattr(value, "dtypes")):
+        return None
+    return typed_rows(value)
 
 
 def _of_topic(topic: Topic, path: str, select: Select, name: str) -> Source:

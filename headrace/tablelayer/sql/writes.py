@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from headrace.tablelayer.client import Connection, DataError, Table, stopping
 from headrace.tablelayer.client.write.conform import conform
+from headrace.tablelayer.client.write.definitions import definition_of
 from headrace.tablelayer.model.ddl import (
     CreateTableAs,
     Default,
@@ -31,9 +32,7 @@ from headrace.tablelayer.model.ddl import (
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.json.python_values import python_value
 from headrace.tablelayer.model.options.table_options import DeleteBehavior
-from headrace.tablelayer.model.schema.schema import Column, Schema
-from headrace.tablelayer.model.table.definition import TableDefinition
-from headrace.tablelayer.model.types.column_types import from_arrow
+from headrace.tablelayer.model.schema.schema import Column
 from headrace.tablelayer.sql.answer import Answer
 from headrace.tablelayer.sql.assign import Assignment
 from headrace.tablelayer.sql.duck import connect, in_arrow
@@ -111,7 +110,7 @@ class Writes:
             try:
                 row = in_arrow(database.sql(self._analyze(f"SELECT {text}").sql)).to_arrow_table()
             except duckdb.Error as error:
-                raise SqlError(str(error)) from error
+                raise SqlError(str(error)) from None
         with Assignment([column for _, column in listed], str(table.path)) as assignment:
             row = assignment.rows(row)
         return {
@@ -205,7 +204,18 @@ class Writes:
             raise TableError(TableErrorCode.TABLE_EXISTS, f"table {statement.path} exists already")
         answer = self._query(statement.select)
         assert answer.schema is not None
-        admin.create_table(_definition(statement, answer.schema))
+        admin.create_table(
+            definition_of(
+                statement.path,
+                answer.schema,
+                "the query",
+                key=statement.primary_key,
+                columns=statement.columns,
+                partition_keys=statement.partition_keys,
+                options=statement.options,
+                comment=statement.comment,
+            )
+        )
         try:
             table = self._connection.table(statement.path)
             return self.answered(table, answer, answer.schema.names)
@@ -425,39 +435,6 @@ def _pieces(answer: Answer) -> Iterator[pa.Table]:
 def _slices(rows: pa.Table) -> Iterator[pa.Table]:
     for start in range(0, rows.num_rows, _ROWS_AT_ONCE):
         yield rows.slice(start, _ROWS_AT_ONCE)
-
-
-def _definition(statement: CreateTableAs, schema: pa.Schema) -> TableDefinition:
-    """Return the definition of a table with the columns of a query. Raises TableError."""
-    written = {column.name: column for column in statement.columns}
-    unknown = [name for name in written if name not in schema.names]
-    if unknown:
-        raise TableError(
-            TableErrorCode.INVALID_TABLE,
-            f"the query has no column '{unknown[0]}'; it has {', '.join(schema.names)}",
-        )
-    missing = [name for name in statement.primary_key if name not in schema.names]
-    if missing:
-        raise TableError(
-            TableErrorCode.INVALID_TABLE,
-            f"the primary key has '{missing[0]}', but the query has only {', '.join(schema.names)}",
-        )
-    columns = []
-    for index, field in enumerate(schema):
-        if field.name in written:
-            columns.append(written[field.name])
-            continue
-        try:
-            columns.append(Column(index, field.name, from_arrow(field.type)))
-        except TableError as error:
-            raise TableError(error.code, f"column '{field.name}' of the query: {error.message}") from error
-    return TableDefinition(
-        statement.path,
-        Schema.of(columns, list(statement.primary_key)),
-        options=statement.options,
-        comment=statement.comment,
-        partition_keys=statement.partition_keys,
-    )
 
 
 def count_text(rows: int, verb: str, seconds: float | None = None) -> str:

@@ -4,18 +4,19 @@ fifth of a second, which a command that lists names does not need.
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from headrace.protocol.schema import ApiMessage
 from headrace.tablelayer import plugins
 from headrace.tablelayer.client.blocking.databases import Admin
-from headrace.tablelayer.client.blocking.waiting import LoopThread
+from headrace.tablelayer.client.blocking.waiting import EXPECTED, LoopThread
 from headrace.tablelayer.client.config import ClientConfig
 from headrace.tablelayer.client.connection import connect_async
 from headrace.tablelayer.client.errors import ClientError
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from headrace.tablelayer.client.blocking.security import SecurityAdmin
     from headrace.tablelayer.client.blocking.table import Table
     from headrace.tablelayer.client.result import SqlResult
+    from headrace.tablelayer.client.write.conform import Data
     from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
 
 ResponseT = TypeVar("ResponseT", bound=ApiMessage)
@@ -41,6 +43,11 @@ def _session(connection: Connection) -> Any:
         raise ClientError(
             f"SQL needs {error.name}, which is not installed: pip install headrace instead of headrace-client"
         ) from error
+
+
+def _variables(frame: FrameType) -> Callable[[str], Any]:
+    """Return what finds a variable of the calling function, or of its module; None if there is none."""
+    return lambda name: frame.f_locals.get(name, frame.f_globals.get(name))
 
 
 class Connection:
@@ -97,6 +104,39 @@ class Connection:
 
         return Table(self._connection.open_table(definition), self._loop, self._direct)
 
+    def create_table(
+        self,
+        path: TablePath | str,
+        rows: Data,
+        *,
+        key: Sequence[str] = (),
+        partition_keys: Sequence[str] = (),
+        options: Mapping[str, str] | None = None,
+        comment: str | None = None,
+        if_not_exists: bool = False,
+    ) -> Table:
+        """Create a table with the columns of these rows, write them, and open it.
+
+            connection.create_table("shop.orders", frame, key=["id"])
+
+        `rows` are an Arrow table, a pandas or polars DataFrame, or dicts. Their types become the columns'. `key` names
+        the primary key; without one it is a log table. `options` are those of `CREATE TABLE ... WITH`. With
+        `if_not_exists`, an existing table is opened and nothing is written. A table whose rows cannot be written is
+        dropped again. Raises TableError TABLE_EXISTS, DataError, and the errors of writes.
+        """
+        from headrace.tablelayer.client.blocking.table import Table
+
+        created = self._connection.create_table(
+            path,
+            rows,
+            key=key,
+            partition_keys=partition_keys,
+            options=options,
+            comment=comment,
+            if_not_exists=if_not_exists,
+        )
+        return Table(self._loop.run(created), self._loop, self._direct)
+
     def execute(self, statement: str) -> None:
         """Run DDL: CREATE, ALTER or DROP of a DATABASE or TABLE. Semicolons separate several statements.
 
@@ -104,7 +144,11 @@ class Connection:
         """
         from headrace.tablelayer.client.admin.ddl import execute  # sqlglot takes half a second to import
 
-        execute(self.admin, statement)
+        try:
+            execute(self.admin, statement)
+        except EXPECTED as error:
+            error.__traceback__ = None
+            raise
 
     def sql(self, query: str, params: Sequence[Any] | Mapping[str, Any] | None = None) -> SqlResult:
         """Run SQL: `connection.sql("SELECT name FROM fruit WHERE id = ?", [1]).to_pandas()`.
@@ -112,12 +156,17 @@ class Connection:
         The statements are those of `headrace sql`, with the same engine. `params` replace `?` in order, or `:name` and
         `$name` by name. They are values, never parts of the statement. Several statements give the answer of the last
         one. Tables without a database are in the one of an earlier `USE`, at first `default`. Views last as long as the
-        connection.
+        connection. A name that is neither a table nor a topic may be a variable of the caller: a DataFrame of pandas or
+        polars, or an Arrow table.
 
         Raises DdlError (a TableError) that points at a word, TableError, DataError, and SqlError (a ClientError) for
         errors of DuckDB; ClientError if SQL is not installed (`headrace-client` alone).
         """
-        answer: SqlResult = self._sql_session().query(query, params)
+        try:
+            answer: SqlResult = self._sql_session().query(query, params, _variables(sys._getframe(1)))
+        except EXPECTED as error:
+            error.__traceback__ = None
+            raise
         return answer
 
     def sql_many(self, statement: str, rows: Sequence[Sequence[Any]]) -> int:

@@ -10,11 +10,16 @@ from concurrent.futures import CancelledError, Future
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from headrace.protocol.errors import KafkaError
 from headrace.tablelayer.client import stopping
-from headrace.tablelayer.client.errors import ConnectionClosed
+from headrace.tablelayer.client.errors import ClientError, ConnectionClosed
+from headrace.tablelayer.model.errors import TableError
 
 T = TypeVar("T")
 P = ParamSpec("P")
+
+EXPECTED = (ClientError, TableError, KafkaError)
+"""Errors whose messages are for the author of the program: their tracebacks begin at the call."""
 
 
 class LoopThread:
@@ -65,6 +70,9 @@ class LoopThread:
             if self._stopped:
                 raise ConnectionClosed("the connection is closed") from None
             stopping.check()
+            raise
+        except EXPECTED as error:
+            error.__traceback__ = None  # the loop's frames say nothing that the message does not
             raise
         except BaseException:
             future.cancel()

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from headrace.protocol.errors import DecodeError, ErrorCode, KafkaError
 from headrace.protocol.records.header import BatchHeader, read_header
 from headrace.tablelayer.client.read.reader import Moment, Reader
 from headrace.tablelayer.client.read.state import snapshot_pieces
+from headrace.tablelayer.client.shown import ROWS_SHOWN, rows_html
 from headrace.tablelayer.client.wire.cluster import Cluster
 from headrace.tablelayer.client.wire.retry import (
     Backoff,
@@ -66,6 +68,20 @@ class ScanBatch:
     def row_count(self) -> int:
         """The number of rows of `batch`."""
         return int(self.batch.num_rows)
+
+    def _repr_html_(self) -> str:
+        changes = pa.array(
+            [ChangeType(kind).short for kind in self.change_types[: ROWS_SHOWN + 1]], pa.string()
+        )
+        offsets = pa.array(self.offsets[: ROWS_SHOWN + 1])
+        rows = self.batch.slice(0, ROWS_SHOWN + 1)
+        shown = pa.table([changes, offsets, *rows.columns], names=["", "offset", *rows.schema.names])
+        return f"<p>{escape(self._where())}</p>{rows_html(shown)}"
+
+    def _where(self) -> str:
+        partition = f"partition {self.partition}, " if self.partition else ""
+        rows = f"{self.row_count} row{'' if self.row_count == 1 else 's'}"
+        return f"{partition}bucket {self.bucket}: {rows}{' of the state' if self.from_snapshot else ''}"
 
 
 @dataclass(slots=True)

@@ -28,6 +28,7 @@ from headrace.protocol.messages.list_offsets import (
 from headrace.tablelayer.client.errors import ConnectionFailed, OutcomeUnknown, RequestTimeout
 from headrace.tablelayer.client.names import several
 from headrace.tablelayer.client.read.state import snapshot_pieces
+from headrace.tablelayer.client.shown import rows_html
 from headrace.tablelayer.client.wire.cluster import Cluster, NotAtOnce
 from headrace.tablelayer.client.wire.retry import (
     Backoff,
@@ -104,6 +105,14 @@ class LookupResult(_FoundRows):
         made = super().__new__(cls, found, rows)
         made.staleness_ms = staleness_ms
         return made
+
+    def _repr_html_(self) -> str:
+        found = pa.chunked_array([pa.array(self.found)])
+        return rows_html(self.rows.add_column(0, _free("found", self.rows.column_names), found))
+
+
+def _free(name: str, taken: Sequence[str]) -> str:
+    return name if name not in taken else _free(f"_{name}", taken)
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,10 +165,10 @@ class Parser(QueryReader):
 
     def explain(self) -> Explain:
         self.stream.expect("EXPLAIN")
-        self.refuse("ANALYZE", what="EXPLAIN")
+        runs = self.stream.accept("ANALYZE")
         if not self.at_query():
             raise self.stream.expected("a query")
-        return Explain(self.query())
+        return Explain(self.query(), runs)
 
     def summarize(self) -> Summarize:
         self.stream.expect("SUMMARIZE")

@@ -238,9 +238,10 @@ class Truncate(msgspec.Struct, frozen=True):
 
 
 class Explain(msgspec.Struct, frozen=True):
-    """Explain how a query is answered."""
+    """Explain how a query is answered. With `runs` (ANALYZE) it is run, for the numbers of its rows and its time."""
 
     select: Select
+    runs: bool = False
 
 
 class DescribeQuery(msgspec.Struct, frozen=True):

@@ -8,7 +8,9 @@ writes for it (enums, intervals, geometries).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
 from typing import Any
 
 import msgspec
@@ -22,7 +24,7 @@ from headrace.tablelayer.model.schema.schema import Column, Schema, check_column
 from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
 from headrace.tablelayer.model.table.evolution import AddColumn
 from headrace.tablelayer.model.types import column_types as types
-from headrace.tablelayer.model.types.column_types import DataType
+from headrace.tablelayer.model.types.column_types import TIMESTAMP_KINDS, DataType, TypeKind
 
 _CONNECT = "org.apache.kafka.connect.data."
 _TIME = "io.debezium.time."
@@ -87,7 +89,7 @@ def derive(path: TablePath, samples: Sequence[Sample], primary_key: Sequence[str
         raise _invalid(
             "none of its records has a row in JSON: an object, or an envelope of Debezium's or Connect's"
         )
-    newest, found = rows[-1], _fields(rows)
+    newest, found = rows[-1], _fields(rows, _guessed_type)
     keys = tuple(primary_key) or ((MONGO_ID,) if newest.extended else _key_names(samples))
     if keys and not newest.is_change:  # as columns they would not mark deletions any more
         found = [each for each in found if each[0] not in _MARKS or each[0] in keys]
@@ -141,14 +143,20 @@ def _inside(row: _Row, path: Sequence[str]) -> _Row | None:
     return _Row(value, None, row.wrapped, row.is_change) if isinstance(value, dict) else None
 
 
-def _fields(rows: Sequence[_Row]) -> list[tuple[str, DataType, bool]]:
-    """Return name, type and nullability of each field, from the newest schema, or else from the values."""
+def _fields(
+    rows: Sequence[_Row], type_of: Callable[[Any], DataType] | None = None
+) -> list[tuple[str, DataType, bool]]:
+    """Return name, type and nullability of each field, from the newest schema, or else from the values.
+
+    `type_of` returns the type of one value; by default no text and no array has a type of its own.
+    """
     schema = next(
         (row.schema for row in reversed(rows) if row.schema is not None and row.schema.fields), None
     )
     if schema is not None:
         return [(str(field.field), _type_of(field), field.optional) for field in schema.fields]
-    return [(name, kind, True) for name, kind in _inferred(row.values for row in rows).items()]
+    values = (row.values for row in rows)
+    return [(name, kind, True) for name, kind in _inferred(values, type_of or _inferred_type).items()]
 
 
 class _Row(msgspec.Struct, frozen=True):
@@ -235,7 +243,7 @@ def _type_of(field: ConnectSchema) -> DataType:
     return _PLAIN.get(field.type, types.STRING)
 
 
-def _inferred(rows: Iterable[dict[str, Any]]) -> dict[str, DataType]:
+def _inferred(rows: Iterable[dict[str, Any]], type_of: Callable[[Any], DataType]) -> dict[str, DataType]:
     """Return the type of each field from all of its values, without fields that are always null."""
     found: dict[str, DataType | None] = {}
     for row in rows:
@@ -243,12 +251,48 @@ def _inferred(rows: Iterable[dict[str, Any]]) -> dict[str, DataType]:
             known = found.setdefault(name, None)
             if value is None:
                 continue
-            kind = _inferred_type(value)
-            if {known, kind} == {types.BIGINT, types.DOUBLE}:
-                found[name] = types.DOUBLE
-            else:
-                found[name] = kind if known in (None, kind) else types.STRING
-    return {name: kind for name, kind in found.items() if kind is not None}
+            kind = type_of(value)
+            found[name] = kind if known is None else _common(known, kind)
+    return {
+        name: types.STRING if kind == _EMPTY else kind for name, kind in found.items() if kind is not None
+    }
+
+
+_EMPTY = types.array_of(types.BOOLEAN, nullable=False)
+"""Stands for the type of an array without elements."""
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?")
+_DAY = re.compile(r"\d{4}-\d\d-\d\d")
+
+
+def _common(one: DataType, other: DataType) -> DataType:
+    """Return the type for values of two types: STRING if there is no other."""
+    if one == other:
+        return one
+    if {one, other} == {types.BIGINT, types.DOUBLE}:
+        return types.DOUBLE
+    if one.kind is other.kind and one.kind in TIMESTAMP_KINDS:
+        return max(one, other, key=lambda kind: kind.precision)
+    if one.kind is other.kind is TypeKind.ARRAY:
+        if _EMPTY in (one, other):
+            return other if one == _EMPTY else one
+        return types.array_of(_common(one.fields[0].type, other.fields[0].type))
+    return types.STRING
+
+
+def _guessed_type(value: Any) -> DataType:
+    """Return the type of a value; ISO 8601's texts are dates and times, and arrays have elements of one type."""
+    if isinstance(value, list):
+        kinds = [_guessed_type(each) for each in value if each is not None]
+        if any(kind.is_nested or isinstance(each, dict) for kind, each in zip(kinds, value, strict=False)):
+            return types.STRING
+        return types.array_of(reduce(_common, kinds)) if kinds else _EMPTY
+    if isinstance(value, str):
+        if _DAY.fullmatch(value):
+            return types.DATE
+        if (found := _MOMENT.fullmatch(value)) is not None:
+            digits = 9 if len(found[1] or "") > 6 else 6
+            return types.timestamp(digits) if found[2] is None else types.timestamp_ltz(digits)
+    return _inferred_type(value)
 
 
 def _inferred_type(value: Any) -> DataType:

@@ -1,6 +1,7 @@
 """`connection.sql` and its results: printing and streaming of connections, tables and results."""
 
 import datetime
+import traceback
 from decimal import Decimal
 from uuid import UUID
 
@@ -85,6 +86,71 @@ def test_a_result_is_looked_at_and_read(shop):
         pass
     with pytest.raises(ClientError, match="read already"):
         len(result)
+
+
+def test_a_table_is_created_of_rows_with_their_columns(shop, sql):
+    frame = pl.DataFrame(
+        {"id": [1, 2], "at": [datetime.datetime(2024, 9, 19, 1, 2, 3, 4), None], "tags": [["a"], []]}
+    )
+    path = f"{sql.database}.of_polars"
+    table = shop.create_table(path, frame, key=["id"], options={"bucket.num": "2"})
+    assert (table.definition.bucket_count, table.definition.schema.primary_key) == (2, ("id",))
+    kinds = [str(column.type) for column in table.definition.schema.columns]
+    assert kinds == ["BIGINT", "TIMESTAMP(6)", "ARRAY<STRING>"]
+    assert sorted(table.to_arrow().to_pylist(), key=lambda row: row["id"]) == frame.to_dicts()
+    of_pandas = shop.create_table(f"{sql.database}.of_pandas", frame.select("id").to_pandas())
+    assert (of_pandas.definition.is_primary_key_table, of_pandas.count()) == (False, 2)
+    of_dicts = shop.create_table(f"{sql.database}.of_dicts", [{"a": 1}, {"a": 2, "b": {"c": "x"}}], key=["a"])
+    assert of_dicts.lookup_one(2) == {"a": 2, "b": {"c": "x"}}
+    assert shop.create_table(path, [{"id": 9}], if_not_exists=True).count() == 2
+    with pytest.raises(TableError, match="exists already"):
+        shop.create_table(path, frame, key=["id"])
+    for rows, key, complaint in (
+        ([{"id": 1, "x": None}], ["id"], "column 'x' of the data has only nulls"),
+        ([{"id": 1}, {"id": "a"}], ["id"], "the rows have no types that a table can have"),
+        ([{"id": 1}], ["ix"], "the primary key names 'ix', but the data has only id"),
+        ([{"id": 1}, {"id": None}], ["id"], "row 1 has no value"),
+    ):
+        with pytest.raises((DataError, TableError), match=complaint):
+            shop.create_table(f"{sql.database}.bad", rows, key=key)
+        assert "bad" not in shop.admin.list_tables(sql.database)
+
+
+GLOBAL_FRAME = pl.DataFrame({"id": [48, 49, 50]})
+
+
+def test_a_query_reads_the_frames_of_its_caller(shop):
+    frame = GLOBAL_FRAME.rename({"id": "number"}).to_pandas()
+    fruit = frame
+    assert shop.sql("SELECT f.id FROM fruit f JOIN frame ON f.id = number ORDER BY 1").rows() == [
+        {"id": 48},
+        {"id": 49},
+    ]
+    assert len(fruit) == 3  # the table has precedence over the variable
+    assert shop.sql("SELECT count(*) AS n FROM GLOBAL_FRAME").rows() == [{"n": 3}]
+    assert shop.sql("INSERT INTO fruit (id) SELECT id FROM GLOBAL_FRAME WHERE id > 49").row_count == 1
+    (step, _) = shop.sql("EXPLAIN SELECT * FROM frame").rows()
+    assert (step["reads"], step["way"]) == ("frame", "DataFrame")
+    number = 5
+    for name in ("number", "nothing", "other.frame"):
+        with pytest.raises(TableError, match=r"not exist|no database"):
+            shop.sql(f"SELECT * FROM {name}")
+    assert number == 5
+
+
+def test_an_error_is_short(shop, sql):
+    for text in (
+        "SELECT * FROM froot",
+        "SELECT nme FROM fruit ORDER BY 1",
+        "INSERT INTO fruit SELECT 'x', 'y', 1",
+    ):
+        with pytest.raises((TableError, SqlError, DataError)) as caught:
+            shop.sql(text).rows()
+        lines = "".join(traceback.format_exception(caught.value)).splitlines()
+        assert len(lines) <= 20, text
+    with pytest.raises(DataError) as caught:
+        shop.table(f"{sql.database}.fruit").upsert([{"id": "x"}])
+    assert len("".join(traceback.format_exception(caught.value)).splitlines()) <= 12
 
 
 def test_results_and_tables_are_arrow_streams(shop, sql):
