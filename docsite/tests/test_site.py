@@ -207,7 +207,7 @@ class Newcomer:
     def leave(self) -> None:
         for each in self.servers:
             each.terminate()
-            each.communicate(timeout=60)
+            each.communicate(timeout=300)
 
 
 def follow(page: str, folder: Path, spark: bool) -> None:
@@ -224,7 +224,7 @@ def follow(page: str, folder: Path, spark: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1500)  # a page has some dozens of commands, each of which starts Python
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if "<!-- run: spark" not in (DOCS / page).read_text()]
 )

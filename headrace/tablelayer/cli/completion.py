@@ -1,14 +1,18 @@
-"""Tab completion at the prompt of `headrace sql`: words of SQL, databases, tables, columns.
+"""Tab completion at the prompt of `headrace sql`: words of SQL, databases, tables, columns, functions, options, files.
 
-The preceding words decide: tables after FROM, databases after USE, otherwise the columns of the statement's tables, and
-words. Names are fetched on first use, and again after a statement that may have changed them. If the server does not
-answer, names are missing, but the prompt works.
+The preceding words decide: tables after FROM, databases after USE, in a text the options of tables (`WITH (`, `SET (`)
+or else files, otherwise the columns of the statement's tables, functions, and words. Names are fetched on first use,
+and again after a statement that may have changed them. If the server does not answer, names are missing, but the prompt
+works.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import cache
+from glob import escape, glob
+from os.path import expanduser, isdir
 from typing import TYPE_CHECKING
 
 from headrace.tablelayer.cli.errors import explain
@@ -74,6 +78,10 @@ def candidates(before: str, word: str, database: str, names: Names, after: str =
 
     `before` is the statement up to the word, `after` the rest. Words keep the case that is typed.
     """
+    if before.count("'") % 2:
+        quoted = before.rpartition("'")[2] + word
+        start = len(quoted) - len(word)
+        return [each[start:] for each in (_options if _IN_OPTIONS.search(before) else files)(quoted)]
     last = re.findall(r"\w+", before)
     previous = last[-1].upper() if last and not before.rstrip().endswith((",", "(", ")", "=")) else ""
     if previous in _BEFORE_DATABASES:
@@ -85,9 +93,46 @@ def candidates(before: str, word: str, database: str, names: Names, after: str =
         alias = word.rsplit(".", 1)[0]
         of = tables.get(alias.lower())
         return [] if of is None else _matching([f"{alias}.{name}" for name in names.columns(of)], word)
-    found = [column for table in dict.fromkeys(tables.values()) for column in names.columns(table)]
+    found = _matching(
+        [column for table in dict.fromkeys(tables.values()) for column in names.columns(table)], word
+    )
     words = [each.lower() for each in WORDS] if word.islower() else WORDS
-    return sorted(dict.fromkeys([*_matching(found, word), *_matching(words, word)]))
+    called: list[str] = []
+    if word.islower() and not found and _BEFORE_FUNCTIONS.search(before):
+        called = _matching(_functions(), word)
+    return sorted(dict.fromkeys([*found, *_matching(words, word), *called]))
+
+
+_IN_OPTIONS = re.compile(
+    r"\b(?:WITH|SET|RESET)\s*\(\s*(?:'[^']*'\s*(?:=\s*'[^']*'\s*)?,\s*)*'[^'=]*$", re.IGNORECASE
+)
+_BEFORE_FUNCTIONS = re.compile(r"\b(?:BY|HAVING|ON|SELECT|SET|VALUES|WHERE)\b", re.IGNORECASE)
+
+
+@cache
+def _functions() -> tuple[str, ...]:
+    """Return the names of DuckDB's functions with an open bracket."""
+    import duckdb
+
+    with duckdb.connect() as database:
+        found = database.execute(
+            "SELECT DISTINCT function_name FROM duckdb_functions() WHERE function_name ~ '^[a-z]'"
+        )
+        return tuple(f"{name}(" for (name,) in found.fetchall())
+
+
+def _options(begun: str) -> list[str]:
+    from headrace.tablelayer.model.options.table_options import BUCKET_COUNT, BUCKET_KEY, DECLARED
+
+    return _matching([*DECLARED, BUCKET_COUNT, BUCKET_KEY], begun)
+
+
+def files(begun: str) -> list[str]:
+    """Return the files and folders that a path may become."""
+    home = expanduser("~")
+    found = glob(f"{escape(expanduser(begun))}*")
+    paths = [f"{path}/" if isdir(path) else path for path in found]
+    return sorted(f"~{path.removeprefix(home)}" if begun.startswith("~") else path for path in paths)
 
 
 def _named_tables(text: str, database: str) -> dict[str, str]:

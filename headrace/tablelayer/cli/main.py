@@ -246,6 +246,48 @@ def sql(
 
 
 @app.command()
+def load(
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="CSV, JSON or Parquet file, or a pattern: 's/*.parquet'.")
+    ],
+    table: Annotated[
+        str, typer.Argument(metavar="DATABASE.TABLE", help="Table; its database is `default` if not given.")
+    ],
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key",
+            metavar="A,B,...",
+            help="Primary key of the new table; without one it is a log table.",
+            show_default=False,
+        ),
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Table option of the new table; repeatable."),
+    ] = None,
+    shown: Annotated[
+        bool, typer.Option("--print", help="Show the SQL statements without running them.")
+    ] = False,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Write the rows of a file to a table. If it does not exist, create it with the columns and types of the file.
+
+    A row with the primary key of another one replaces it. Types that do not suit: change the statement of --print.
+
+    \b
+      headrace load orders.csv shop.orders --key id
+      headrace load 'days/*.parquet' shop.clicks
+      headrace load orders.json shop.orders --key id --set bucket.num=4 --print
+    """
+    from headrace.tablelayer.cli.load import load_file
+    from headrace.tablelayer.cli.words import named_values
+
+    keys = [name.strip() for name in (key or "").split(",") if name.strip()]
+    load_file(server, file, table, keys, named_values(sets or []), shown=shown)
+
+
+@app.command()
 def console(
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Address to listen on; port 0 takes a free one.")

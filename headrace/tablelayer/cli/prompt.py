@@ -1,4 +1,4 @@
-"""Prompt of `headrace sql`: multi-line statements, a history, tab completion, backslash commands.
+"""Prompt of `headrace sql`: multi-line statements, a history, colours, tab completion, backslash commands.
 
 A statement ends with a semicolon that is not in a text, a name or a comment. `\\q` and `\\?` work on any line,
 regardless of the text before, and so do `exit`, `quit` and `help` on a line of their own, unless a quote is open. Query
@@ -7,24 +7,29 @@ results show their first and last rows.
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
+from datetime import datetime
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
+import click
 import typer
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import Completer, Completion
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings
+from prompt_toolkit.lexers import Lexer, PygmentsLexer
 from sqlglot import TokenType
 
-from headrace.tablelayer.cli.completion import Names, candidates
+from headrace.tablelayer.cli.completion import Names, candidates, files
 from headrace.tablelayer.cli.connect import nearest_name
 from headrace.tablelayer.cli.describe import describe_definition
-from headrace.tablelayer.cli.errors import explain
+from headrace.tablelayer.cli.errors import CommandError, explain
 from headrace.tablelayer.cli.interrupting import InterruptedWorkError, interruptible
 from headrace.tablelayer.cli.options import Format
 from headrace.tablelayer.cli.output import Ends
@@ -47,6 +52,7 @@ ROWS_SHOWN = 40
 _HISTORY_LENGTH = 1_000
 _NAMES_A_PASSWORD = re.compile(r"\b(?:PASSWORD|IDENTIFIED)\b", re.IGNORECASE)
 _WORD = re.compile(r"[^\s,;()<>=+\-*/']*\Z")
+_PATH = re.compile(r"(?:\A|\n)\s*\\[io]\s+(\S*)\Z")
 _LEAVING = ("exit", "quit")
 _GREETING = "SQL on {server}. End a statement with ; and leave with \\q or Ctrl-D. \\? helps."
 _HELP = """\
@@ -63,6 +69,9 @@ SELECT value->>'$.user' FROM topic;       EXPLAIN SELECT ...;  SUMMARIZE t;  CRE
 
 \\d        tables; \\d t: the columns of one     \\l        databases
 \\x        a line for each column, or rows      \\timing   how long statements take, or not
+\\i FILE   run the statements of a file         \\e        edit the last statement in $EDITOR
+\\o FILE   write rows to a file; \\o: show them   \\watch N  repeat the last query every N seconds
+\\copy t FROM 'file' and \\copy t TO 'file' are COPY
 \\?        this                                 \\q        leave
 the tab key completes words and names, the arrow keys go through the history"""
 
@@ -102,6 +111,11 @@ class _Completer(Completer):
         found = _WORD.search(before)
         word = found[0] if found is not None else ""
         cut = before[: len(before) - len(word)]
+        path = _PATH.search(before)
+        if path is not None:
+            for each in files(path[1]):
+                yield Completion(each, -len(path[1]))
+            return
         for each in candidates(cut, word, self._database(), self._names, document.text_after_cursor):
             yield Completion(each, -len(word))
 
@@ -158,6 +172,10 @@ class Prompt:
         self._names = Names(connection)
         self._expanded = False
         self._timed = True
+        self._last = ""
+        """The last statements, for `\\watch` and `\\e`."""
+        self._file: Path | None = None
+        """The file that rows are written to; None: they are shown."""
 
     def run(self, server: str) -> None:
         """Run until the user leaves."""
@@ -165,6 +183,8 @@ class Prompt:
             history=_history(),
             completer=_Completer(self._names, lambda: self._session.database),
             complete_while_typing=False,
+            lexer=_lexer(),
+            enable_open_in_editor=True,
             key_bindings=_bindings(),
             multiline=True,
             prompt_continuation=lambda width, *_: "...> ".rjust(width),
@@ -182,10 +202,14 @@ class Prompt:
             kept, command = "", command_of(text)
             if command == "\\q":
                 return
+            if command == "\\e":
+                kept = (click.edit(self._last, extension=".sql") or "").strip()
+                continue
             if command is not None:
                 kept = "".join(text.rpartition("\n")[:2])
                 self._attempt(self._command, command)
             elif text.strip():
+                self._last = text
                 self._attempt(self._statements, text)
                 self._names.forget()
 
@@ -194,14 +218,14 @@ class Prompt:
         try:
             interruptible(lambda: work(text), lambda: self._session.written_count)
         except InterruptedWorkError as error:
-            typer.echo(error.told, err=True)
+            _complain(error.told)
         except Exception as error:
             sentence = explain(error)
             if sentence is None:
                 raise
             if isinstance(error, TableError) and (near := nearest_name(self._connection, error)) is not None:
                 sentence += f"\ndid you mean {near}?"
-            typer.echo(sentence, err=True)
+            _complain(sentence)
 
     def _statements(self, text: str) -> None:
         running = self._session.run(text)
@@ -218,7 +242,7 @@ class Prompt:
             self._show(answer, ends, perf_counter() - began)
 
     def _taken(self, answer: Answer) -> Ends | None:
-        if answer.schema is None or self._output is not Format.TABLE:
+        if answer.schema is None or self._output is not Format.TABLE or self._file is not None:
             return None
         ends = Ends(answer.schema, ROWS_SHOWN)
         for batch in answer.batches():
@@ -226,6 +250,10 @@ class Prompt:
         return ends
 
     def _show(self, answer: Answer, ends: Ends | None, seconds: float) -> None:
+        if self._file is not None:
+            with self._file.open("a", encoding="utf-8") as file, redirect_stdout(file):
+                self._show_whole(answer, self._output)
+            return
         took = f" ({seconds:.3f} s)" if self._timed else ""
         if ends is not None:
             ends.write(expanded=self._expanded)
@@ -251,11 +279,89 @@ class Prompt:
                 self._statements("SHOW DATABASES")
             case "\\d" | "\\dt" if not name:
                 self._statements("SHOW TABLES")
+            case "\\i" if name:
+                self._statements(_text_of(Path(argument.strip()).expanduser()))
+            case "\\o":
+                self._file = Path(argument.strip()).expanduser() if name else None
+                if self._file is not None:
+                    self._file.open("w", encoding="utf-8").close()
+                typer.echo(
+                    f"rows are written to {self._file}" if self._file is not None else "rows are shown"
+                )
+            case "\\copy" if name:
+                self._statements(f"COPY {argument.strip()}")
+            case "\\watch":
+                self._watch(argument.strip().rstrip(";"))
             case "\\d":
                 path = name if "." in name else f"{self._session.database}.{name}"
                 describe_definition(self._connection.admin.describe_table(path), self._output)
             case _:
                 typer.echo(f"{word} is not a command; \\? lists the commands", err=True)
+
+    def _watch(self, argument: str) -> None:
+        try:
+            seconds = float(argument or _WATCH_SECONDS)
+        except ValueError:
+            seconds = 0.0
+        if seconds < _WATCH_SECONDS_MIN:
+            raise CommandError(f"\\watch takes seconds from {_WATCH_SECONDS_MIN} on, not {argument}")
+        if not all(word in _REPEATED for word in _first_words(self._last)):
+            raise CommandError("\\watch repeats the last query, and the last statement was not a query")
+        while True:
+            typer.echo(f"{datetime.now():%H:%M:%S}, every {seconds:g} s; Ctrl-C ends it")
+            self._statements(self._last)
+            stopping.sleep(seconds)
+
+
+_WATCH_SECONDS = 2.0
+_WATCH_SECONDS_MIN = 0.1
+_REPEATED = (
+    "SELECT",
+    "WITH",
+    "FROM",
+    "SHOW",
+    "DESCRIBE",
+    "DESC",
+    "EXPLAIN",
+    "SUMMARIZE",
+    "VALUES",
+    "PIVOT",
+    "UNPIVOT",
+)
+
+
+def _first_words(text: str) -> list[str]:
+    """Return the first word of each statement, in upper case."""
+    words, is_first = [], True
+    for token in TokenStream(text).tokens:
+        if is_first and token.token_type is not TokenType.SEMICOLON:
+            words.append(token.text.upper())
+        is_first = token.token_type is TokenType.SEMICOLON
+    return words or [""]
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"{file} cannot be read: {error}") from error
+
+
+def _complain(sentence: str) -> None:
+    typer.secho(sentence, err=True, fg=typer.colors.RED if _has_colours(sys.stderr) else None)
+
+
+def _has_colours(stream: TextIO) -> bool:
+    return stream.isatty() and "NO_COLOR" not in os.environ
+
+
+def _lexer() -> Lexer | None:
+    """Return what colours statements while they are typed; None without colours."""
+    if not _has_colours(sys.stdout):
+        return None
+    from pygments.lexers.sql import SqlLexer
+
+    return PygmentsLexer(SqlLexer)
 
 
 def run_prompt(

@@ -94,18 +94,41 @@ def create(
     shown: Annotated[
         bool, typer.Option("--print", help="Show the statement without creating the table.")
     ] = False,
+    fills: Annotated[
+        bool, typer.Option("--backfill", help="Write the records that the topic has now to the table.")
+    ] = False,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", "-f", help="Write the records of the topic to the table until Ctrl-C."),
+    ] = False,
+    skip_refused: Annotated[
+        bool,
+        typer.Option(
+            "--skip-refused", help="Continue after a record that does not fit the table, and count it."
+        ),
+    ] = False,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
     """Create a table for the records of a topic, from their schema (Kafka Connect's) or their fields.
 
+    The table is a topic of its own, with its own name. Without --backfill it is empty, and the topic stays as it is.
+
     \b
       headrace tables create shop.orders --from-topic cdc.public.orders
       headrace tables create shop.orders --from-topic cdc.public.orders --print > orders.sql
+      headrace tables create shop.orders --from-topic orders --primary-key id --backfill
     """
     from headrace.tablelayer.cli.connect import open_connection
+    from headrace.tablelayer.cli.errors import CommandError
     from headrace.tablelayer.cli.inspect import table_for_topic
     from headrace.tablelayer.model.ddl import create_table_sql
 
+    if shown and (fills or follow):
+        raise CommandError(
+            "--print creates no table, so there is nothing for --backfill and --follow to fill"
+        )
+    if skip_refused and not (fills or follow):
+        raise CommandError("--skip-refused is for --backfill and --follow")
     options = named_values(sets or [])
     with open_connection(server) as connection:
         definition = table_for_topic(
@@ -113,7 +136,20 @@ def create(
         )
         if not shown:
             definition = connection.admin.create_table(definition)
-    typer.echo(f"{create_table_sql(definition)};")
+        typer.echo(f"{create_table_sql(definition)};")
+        topic = definition.path.topic
+        if fills or follow:
+            from headrace.tablelayer.cli.backfill import backfill
+
+            copied = backfill(connection, from_topic, topic, follow=follow, skip_refused=skip_refused)
+            refused = f", {copied.refused} refused" if copied.refused else ""
+            typer.echo(f"{copied.written} records of {from_topic} copied{refused}", err=True)
+        elif not shown:
+            typer.echo(
+                f"the table is empty: the records of {from_topic} are not in it, and new ones will not be. Let"
+                f" producers write to topic {topic}, or copy the records by --backfill and --follow",
+                err=True,
+            )
 
 
 @tables.command()

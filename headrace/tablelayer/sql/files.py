@@ -46,7 +46,8 @@ def format_of(file: str, options: Mapping[str, Any]) -> str:
     found = _FORMATS.get(str(said).lower())
     if found is None:
         raise SqlError(
-            f"{file}: the name has no known format: add (FORMAT csv), (FORMAT json) or (FORMAT parquet)"
+            f"{file}: the name has no known format: give it one of {', '.join(f'.{each}' for each in _FORMATS)} at its"
+            " end, also before .gz or .zst; COPY also takes (FORMAT csv), (FORMAT json) or (FORMAT parquet)"
         )
     others = [name for name in options if name in _OF_CSV] if found != "csv" else []
     if others:
@@ -90,8 +91,8 @@ def copy_to(answer: Answer, statement: CopyTo, *, files: bool = True) -> int:
         except (duckdb.Error, OSError) as error:
             Path(part).unlink(missing_ok=True)
             if arriving.error is not None:
-                raise arriving.error from error
-            raise SqlError(f"cannot write {statement.file}: {_reason(error)}") from error
+                raise arriving.error from None
+            raise SqlError(f"cannot write {statement.file}: {_reason(error)}") from None
     return int(rows)
 
 
@@ -120,7 +121,7 @@ def copy_from(connection: Connection, writes: Writes, statement: CopyFrom, *, fi
             told = SqlError(f"cannot read {statement.file} into {statement.path}: {reason}")
             for note in getattr(error, "__notes__", ()):
                 told.add_note(note)
-            raise told from error
+            raise told from None
 
 
 def _with_moments_as_texts(

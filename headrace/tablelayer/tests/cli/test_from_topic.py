@@ -10,6 +10,8 @@ import pytest
 from confluent_kafka import Producer
 from typer.testing import Result
 
+from headrace.tablelayer.cli.backfill import backfill
+from headrace.tablelayer.cli.errors import CommandError
 from headrace.tablelayer.client import connect
 
 
@@ -99,17 +101,48 @@ def test_a_table_is_made_from_the_schema_of_a_connectors_records(
 
 def test_a_table_is_made_from_what_is_in_the_records(server: str, headrace: Callable[..., Result]) -> None:
     rows = [
-        {"id": 1, "at": None, "n": 1, "x": 1, "ok": True, "o": {"a": 1}, "mixed": 1, "none": None},
-        {"id": 2, "at": "2024", "n": 2, "x": 1.5, "ok": False, "o": [1], "mixed": "a"},
+        {
+            "id": 1,
+            "at": None,
+            "n": 1,
+            "x": 1,
+            "ok": True,
+            "o": {"a": 1},
+            "mixed": 1,
+            "none": None,
+            "l": [1, None],
+            "e": [],
+            "z": "2024-09-19T12:00:00Z",
+            "m": "2024-09-19 12:00:00",
+            "d": "2024-09-19",
+            "u": "2024-09-19",
+        },
+        {
+            "id": 2,
+            "at": "2024",
+            "n": 2,
+            "x": 1.5,
+            "ok": False,
+            "o": [1],
+            "mixed": "a",
+            "l": [1.5],
+            "deep": [[1]],
+            "z": "2024-09-19T12:00:00.123456789+02:00",
+            "m": None,
+            "d": "2024-09-20",
+            "u": "2024-09-19T12:00:00Z",
+        },
     ]
     write(server, "plainly", *((None, row) for row in rows), (None, "no row"))
     made = headrace("tables", "create", "default.plainly_t", "--from-topic", "plainly", "--primary-key", "id")
     assert made.exit_code == 0, made.stderr
     for line in (
         "id BIGINT NOT NULL", "at STRING", "n BIGINT", "x DOUBLE", "ok BOOLEAN", "o STRING", "mixed STRING",
+        "l ARRAY<DOUBLE>", "e STRING", "z TIMESTAMP_LTZ(9)", "m TIMESTAMP(6)", "d DATE", "u STRING", "deep STRING",
     ):  # fmt: skip
         assert f"  {line},\n" in made.stdout
     assert "none" not in made.stdout
+    assert "the records of plainly are not in it" in made.stderr
     refused = headrace(
         "tables", "create", "default.other", "--from-topic", "plainly", "--primary-key", "nothing"
     )
@@ -118,3 +151,36 @@ def test_a_table_is_made_from_what_is_in_the_records(server: str, headrace: Call
     write(server, "raw", (None, "text"), (None, 5))
     refused = headrace("tables", "create", "default.other", "--from-topic", "raw")
     assert "none of its records has a row in JSON" in refused.stderr
+
+
+def test_the_records_of_the_topic_are_copied_into_the_table(
+    server: str, headrace: Callable[..., Result]
+) -> None:
+    rows = [
+        ({"id": n}, {"id": n, "at": "2024-09-19T12:00:00.000001Z", "tags": ["a", str(n)]}) for n in range(7)
+    ]
+    write(server, "fillings", *rows, ({"id": 3}, None), ({"id": 4}, {"id": 4, "tags": ["new"]}))
+    words = ("tables", "create", "default.filled", "--from-topic", "fillings", "--buckets", "3", "--backfill")
+    done = headrace(*words)
+    assert done.exit_code == 0, done.stderr
+    assert done.stderr == "9 records of fillings copied\n"
+    with connect(server) as connection:
+        found = {row["id"]: row["tags"] for row in connection.table("default.filled").to_arrow().to_pylist()}
+    assert found == {n: ["new"] if n == 4 else ["a", str(n)] for n in range(7) if n != 3}
+
+
+def test_a_record_that_does_not_fit_ends_the_copy_or_is_counted(
+    server: str, headrace: Callable[..., Result]
+) -> None:
+    write(server, "unfit", *(({"id": n}, {"id": n}) for n in range(20)))
+    with connect(server) as connection:  # records that are not among the samples
+        connection.execute("CREATE TABLE default.strict (id INT, PRIMARY KEY (id) NOT ENFORCED)")
+        write(server, "unfit", ({"id": "x"}, {"id": "x"}), ({"id": 30}, {"id": 30}))
+        with pytest.raises(CommandError, match=r"record 0:20 of unfit does not fit default.strict: .*'x'"):
+            backfill(connection, "unfit", "default.strict")
+        assert connection.table("default.strict").count() == 20
+        copied = backfill(connection, "unfit", "default.strict", skip_refused=True)
+        assert (copied.written, copied.refused) == (21, 1)
+        assert connection.table("default.strict").count() == 21
+    refused = headrace("tables", "create", "default.s", "--from-topic", "unfit", "--skip-refused")
+    assert refused.stderr == "--skip-refused is for --backfill and --follow\n"

@@ -128,6 +128,32 @@ def test_backslash_commands(typed):
     assert "timing is off" in out
 
 
+def test_statements_and_rows_come_from_files_and_go_to_files(typed, tmp_path):
+    script, rows, copied = tmp_path / "script.sql", tmp_path / "rows.txt", tmp_path / "copied.csv"
+    script.write_text("SELECT k FROM item WHERE k = 1;\nSELECT name FROM item WHERE k = 2;")
+    out, err = typed(
+        f"\\i {script}", f"\\o {rows}", "SELECT name FROM item WHERE k = 3;", "\\o",
+        "SELECT name FROM item WHERE k = 4;", f"\\copy item TO '{copied}'", f"\\i {tmp_path}/none", "\\watch x",
+        "DELETE FROM item WHERE k > 98;", "\\watch",
+    )  # fmt: skip
+    assert "n2" in out
+    assert "n3" not in out
+    assert "n4" in out
+    assert rows.read_text().split() == ["name", "────", "n3", "1", "row"]
+    assert len(copied.read_text().splitlines()) == 101
+    assert f"{tmp_path}/none cannot be read" in err
+    assert "\\watch takes seconds from 0.1 on, not x" in err
+    assert "the last statement was not a query" in err
+
+
+def test_explain_analyze_runs_the_query(typed):
+    out, _ = typed("EXPLAIN ANALYZE SELECT * FROM item WHERE name <> 'n1';", form=Format.CSV)
+    last = out.splitlines()[-1]
+    assert re.fullmatch(
+        r'in all,[\d.]+ s,99 rows,"99 rows scanned, \d+ requests of the client\'s loop, [\d,]+ bytes"', last
+    )
+
+
 def test_the_history_keeps_statements_and_no_passwords(typed, tmp_path):
     typed("SELECT 1;", "CREATE USER ann IDENTIFIED BY 'secret of ann';", "SELECT", "2;")
     kept = (tmp_path / "history").read_text()
@@ -142,7 +168,8 @@ def test_in_a_terminal(server, shop, tmp_path):
     child = pexpect.spawn(
         sys.executable, ["-m", "headrace.tablelayer.cli.main", "sql", "-s", server, "-d", database],
         cwd=str(ROOT), encoding="utf-8", timeout=60, dimensions=(40, 60),
-        env={**os.environ, "HOME": str(tmp_path), "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "COLUMNS": "60"},
+        env={**os.environ, "HOME": str(tmp_path), "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "COLUMNS": "60",
+             "EDITOR": "sed -i 's/k = 8/k = 9/'"},
     )  # fmt: skip
     try:
         child.expect(f"{database}>")
@@ -157,6 +184,18 @@ def test_in_a_terminal(server, shop, tmp_path):
         child.send("FROM item WHERE k = 8;\r")
         child.expect("─ row 1 ")
         child.expect("a_rather_long_name_of_a_column_that_is_never_cut  n8")
+        child.expect(f"{database}>")
+        child.send("\\e\r")  # the editor changes it
+        child.expect("k = 9")
+        child.send("\r")
+        child.expect("never_cut  n9")
+        child.expect(f"{database}>")
+        child.send("\\watch 0.1\r")
+        for _ in range(3):
+            child.expect("every 0.1 s")
+            child.expect("never_cut  n9")
+        child.sendintr()
+        child.expect("interrupted")
         child.expect(f"{database}>")
         child.send("SELECT 'open\r\\q\r")
         child.expect(pexpect.EOF)

@@ -136,7 +136,7 @@ def test_rows_go_into_files(headrace, shop, tmp_path):
         assert complaint in done.stderr
 
 
-def test_the_tab_key_knows_words_databases_tables_and_columns(shop):
+def test_the_tab_key_knows_words_databases_tables_and_columns(shop, tmp_path):
     connection, database = shop
     names = Names(connection)
 
@@ -158,6 +158,19 @@ def test_the_tab_key_knows_words_databases_tables_and_columns(shop):
     assert "price" in candidates("SELECT ", "pr", database, names, " FROM log")
     assert candidates("SELECT i.k, ", "l.pri", database, names, " FROM item i, log AS l") == ["l.price"]
     assert candidates("SELECT ", "item.na", database, names, f" FROM {database}.item") == ["item.name"]
+    assert "regexp_matches(" in offered("SELECT regexp_ma")
+    assert "nanosecond(" not in offered("SELECT na FROM item WHERE na")  # a column has precedence
+    assert "range(" not in offered("INSERT INTO item (ra")
+    for before, word, option in (
+        ("CREATE TABLE t (a INT) WITH ('bucket.num' = '1', '", "table.log.tt", "table.log.ttl"),
+        ("ALTER TABLE t SET ('", "bucket.k", "bucket.key"),
+        ("ALTER TABLE t RESET ('a', '", "table.kv.ttl.", "table.kv.ttl.time-column"),
+    ):  # fmt: skip
+        assert candidates(before, word, database, names) == [option]
+    (tmp_path / "some file.csv").touch()
+    (tmp_path / "some").mkdir()
+    begun = f"COPY item FROM '{tmp_path}/"
+    assert candidates(begun, "so", database, names) == ["some file.csv", "some/"]
     names.forget()
     connection.execute(f"CREATE TABLE {database}.items_new (k INT)")
     assert offered("SELECT * FROM items") == ["items_new"]
