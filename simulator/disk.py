@@ -220,9 +220,9 @@ class SimulatedFile:
     def sync(self) -> None:
         try:
             self._disk._begin("sync", self._path)
-        except OSError:
+        except OSError as error:
             self._inode.pending.clear()  # the pages count as clean now, in any case
-            raise
+            raise OSError(error.errno, error.strerror) from None  # errors of descriptors have no name
         with self._disk._lock:
             for change in self._inode.pending:
                 _apply(self._inode.durable, *change)

@@ -300,13 +300,14 @@ class Simulation:
         self.world.heal()
 
     async def _starve(self, member: Member) -> None:
-        """Let the broker open no more files for a while; those of its segments are closed, as after a long silence."""
+        """Let the broker open no more files for a while, for lack of descriptors or memory. Those of its segments are
+        closed, as after a long silence.
+        """
         if not member.is_up:
             return  # a start without descriptors ends, and is tried again from outside
+        error = self.random.choice((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
         for operation in ("open", "create", "sync_directory"):
-            member.disk.fail(
-                Fault(operation, self.random.choice((errno.EMFILE, errno.ENFILE)), times=1 << 30)
-            )
+            member.disk.fail(Fault(operation, error, times=1 << 30))
         for _ in range(2):
             SEGMENT_FILES.close_idle()
         await asyncio.sleep(self.random.choice((0.1, 0.5, 2.0)))

@@ -20,7 +20,7 @@ READ_ERRORS: Final = (CorruptLogError, DecodeError, OSError)
 class LogHealth:
     """The health of one log: usable, failed or closed. A log that has failed stays so until it is opened again."""
 
-    __slots__ = ("_name", "failure", "is_closed", "is_damaged", "is_usable")
+    __slots__ = ("_name", "failure", "is_closed", "is_damaged", "is_interrupted", "is_usable")
 
     def __init__(self, name: str) -> None:
         """`name` is that of the partition, for messages."""
@@ -33,6 +33,8 @@ class LogHealth:
         """Whether it has failed because of the contents of its files; then it can be replaced by a copy of another
         replica's log.
         """
+        self.is_interrupted = False
+        """Whether it has failed in a change that a crash may interrupt, too, for lack of room, files or memory."""
 
     def check(self) -> None:
         """Raise KafkaError unless the log may be used."""
@@ -41,11 +43,14 @@ class LogHealth:
         if self.is_closed:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"partition {self._name} is closed")
 
-    def fail(self, why: str) -> None:
-        """Refuse everything from now on."""
+    def fail(self, why: str, interrupted_by: Exception | None = None) -> None:
+        """Refuse everything from now on. `interrupted_by`: the error in a change that a crash may interrupt, too."""
         if self.failure is None:
             self.failure = why
             self.is_usable = False
+            self.is_interrupted = disk_errors.is_passing(interrupted_by)
+            if self.is_interrupted:
+                return  # which the error that is raised tells
             logger.error("partition %s is offline: %s", self._name, why)
 
     def close(self) -> None:
@@ -77,7 +82,7 @@ class LogHealth:
 
     def sync_error(self, error: OSError) -> KafkaError:
         """Return the error of a failed fsync. The log fails, because what earlier writes have left is not known."""
-        if disk_errors.is_out_of_descriptors(error):  # the fsync has not begun, and the next one may
+        if disk_errors.is_unopened(error):  # the fsync has not begun, and the next one may
             return self.storage_error("flush", error)
         self.fail(
             f"the disk could not make records durable (fsync: {error}); restart to find out what survived"

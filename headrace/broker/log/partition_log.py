@@ -5,7 +5,8 @@ Invariants:
 - Offsets are dense: a batch begins where the one before it ended. A record that was read at an offset never changes.
 - An append is all or nothing: after a failed write the file is cut back, the log stays readable, and the next append
   may succeed (a full disk that has room again needs no restart).
-- After a failed fsync nothing is acknowledged: the log refuses everything until it is opened again.
+- After a failed fsync nothing is acknowledged: the log refuses everything until it is opened again. The same holds for
+  a truncation that ends half-way. If it lacked room, files or memory (`is_interrupted`), the log can be opened at once.
 - `log_start_offset` and `recovery_point` never go back, except that truncation lowers the latter.
 
 Durability (`durability.py`): `append` writes into the page cache, so the records survive the end of the process. If
@@ -209,6 +210,13 @@ class PartitionLog:
         replica's log.
         """
         return self._health.is_damaged
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether it has failed in a change that needs only room to succeed: it may be opened again, as after a
+        crash.
+        """
+        return self._health.is_interrupted
 
     def reconfigure(self, config: LogConfig) -> None:
         """Use another configuration from now on. Written records stay as they are."""
@@ -491,7 +499,7 @@ class PartitionLog:
                 self._folder.write_epochs(self._epochs, sync=True)
                 self._durability.recovery_point = offset
             except (OSError, ValueError) as error:
-                self._health.fail(f"it could not continue at offset {offset}: {error}")
+                self._health.fail(f"it could not continue at offset {offset}: {error}", error)
                 raise KafkaError(
                     ErrorCode.KAFKA_STORAGE_ERROR,
                     f"{self.directory.name} could not continue at offset {offset}: {error}",
@@ -762,7 +770,7 @@ class PartitionLog:
             try:
                 self._truncate(offset)
             except OSError as error:
-                self._health.fail(f"truncation to {offset} failed half-way: {error}")
+                self._health.fail(f"truncation to {offset} failed half-way: {error}", error)
                 raise self._health.storage_error("truncate", error) from error
 
     def _truncate(self, offset: int) -> None:

@@ -23,6 +23,8 @@ from headrace.broker.net.peers import PeerLostError, Peers
 from headrace.broker.replication.following import FAILED_SECONDS, RETRY_SECONDS, Follower
 from headrace.broker.replication.safe_time import Vouched
 from headrace.broker.replication.sessions import INITIAL_EPOCH, NAMED_MAX, OVER, Asking, Told
+from headrace.broker.runtime import disk_errors
+from headrace.broker.runtime.disk_errors import is_passing
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.protocol.messages.fetch import (
     FetchPartition,
@@ -228,6 +230,8 @@ class Fetcher:
             await pace.rest()
             if follower.is_copying:  # records of an earlier leader
                 await follower.at_rest()
+            if follower.is_open and follower.log.must_commit:  # there was no room for it
+                await self._commit(follower)
             if self.followers.get(follower.key) is follower:
                 self._decide(follower)
 
@@ -382,23 +386,27 @@ class Fetcher:
         try:
             await follower.answered(answer, self._slices)
         except Exception as error:  # noqa: BLE001 - of one replica: told
-            self._failed(follower, error)
+            await self._failed(follower, error)
 
     async def _go_on_behind_remote(self, follower: Follower) -> None:
         follower.not_before = asyncio.get_running_loop().time() + RETRY_SECONDS
         try:
             await follower.go_on_behind_remote()
         except Exception as error:  # noqa: BLE001 - of one replica: told
-            self._failed(follower, error)
+            await self._failed(follower, error)
 
-    def _failed(self, follower: Follower, error: Exception) -> None:
+    async def _failed(self, follower: Follower, error: Exception) -> None:
         now = asyncio.get_running_loop().time()
         if isinstance(error, KafkaError) and error.code in _STALE:
             follower.not_before = now + follower.retry_seconds
             follower.retry_seconds = min(2 * follower.retry_seconds, FAILED_SECONDS)
             return
         follower.not_before = now + FAILED_SECONDS
-        if not isinstance(error, KafkaError):
+        if follower.is_open and follower.log.is_interrupted:
+            await follower.close_interrupted_log(self._executor)
+        elif is_passing(error):
+            disk_errors.tell(logger, f"{follower.name} cannot append the records of its leader", error)
+        elif not isinstance(error, KafkaError):
             logger.error("%s cannot append the records of its leader", follower.name, exc_info=error)
         elif follower.is_open and follower.log.failure is not None:
             follower.fail(follower.log.failure)
@@ -409,7 +417,10 @@ class Fetcher:
         try:
             await follower.commit(self._executor)
         except KafkaError as error:
-            follower.fail(error.message)
+            if is_passing(error) and follower.is_open and follower.log.failure is None:
+                follower.not_before = asyncio.get_running_loop().time() + FAILED_SECONDS
+            else:
+                follower.fail(error.message)
 
 
 def _told(follower: Follower) -> Told:

@@ -147,6 +147,8 @@ class Follower:
         log.follow()
         self._log = log
         self.high_watermark = min(max(self.high_watermark, log.log_start_offset), log.log_end_offset)
+        if self._read is not None:
+            self._read.truncated()
         if self.hooks is not None:
             self.hooks.opened(log)
 
@@ -323,10 +325,22 @@ class Follower:
 
     async def close_failed_log(self, executor: Executor) -> None:
         """Close the failed log, before its files are moved."""
-        await self.at_rest()
-        log, self._log = self._log, None
+        log = await self._taken_away()
         if log is not None:
             await close_log(self, log, logger, clean=False, executor=executor)
+
+    async def close_interrupted_log(self, executor: Executor) -> None:
+        """Close a log that lacked room in the middle of a change. It is opened again later, as after a crash."""
+        log = await self._taken_away()
+        self._tell_readers()
+        if log is not None:
+            await asyncio.get_running_loop().run_in_executor(executor, log.close, False)
+
+    async def _taken_away(self) -> PartitionLog | None:
+        """Return the log, when nothing uses it any more. The next `open` opens it again."""
+        await self.at_rest()
+        log, self._log, self._opening = self._log, None, None
+        return log
 
     def begin_anew(self) -> None:
         """Copy everything again: the damaged files were set aside."""

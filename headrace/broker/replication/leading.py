@@ -146,7 +146,8 @@ class ReplicatedPartition(Partition):
         super().fail(reason)
         log = self._log
         if log is not None and log.failure is not None and not had_failed:
-            self.log_failure, self.is_damaged = log.failure, log.is_damaged
+            if not log.is_interrupted:
+                self.log_failure, self.is_damaged = log.failure, log.is_damaged
             self._leading.failed(self)
 
     def _opened(self, log: PartitionLog) -> None:

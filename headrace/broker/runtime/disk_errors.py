@@ -36,6 +36,13 @@ def is_out_of_descriptors(error: BaseException | None) -> bool:
     return False
 
 
+def is_unopened(error: OSError) -> bool:
+    """Return whether a file could not be opened for lack of descriptors or memory. So nothing was done to it yet, such
+    as an fsync, whose own lack of memory may have lost data. Only errors of names have a name.
+    """
+    return error.errno in _NO_DESCRIPTORS or (error.errno == errno.ENOMEM and error.filename is not None)
+
+
 def is_disk_full(error: BaseException | None) -> bool:
     """Return whether an error is, or was caused by, a full file system."""
     while error is not None:

@@ -126,3 +126,86 @@ def test_a_commit_without_descriptors_for_folders_and_names_is_done_later(world,
     assert log.recovery_point == log.log_end_offset
     survived = world.open(world.disk.restart(Tear.LOST), **SEGMENTS)
     assert batches_of(survived) == batches_of(log)
+
+
+@pytest.mark.parametrize("operation", ["open", "sync_directory"])
+def test_a_lack_of_memory_to_open_a_file_ends_one_commit(world, files, operation) -> None:
+    log = filled(world, 5)
+    for segment in log.segments:
+        segment.close_file()
+    world.disk.fail(Fault(operation, errno.ENOMEM))
+    with pytest.raises(KafkaError, match="no memory left"):
+        log.commit()
+    log.commit()
+    assert log.recovery_point == log.log_end_offset
+
+
+def test_a_lack_of_memory_in_an_fsync_stops_the_log(world, files) -> None:
+    """The pages may count as clean, and be lost."""
+    log = filled(world, 5)
+    world.disk.fail(Fault("sync", errno.ENOMEM))
+    with pytest.raises(KafkaError, match="offline"):
+        log.commit()
+    with pytest.raises(KafkaError, match="offline"):
+        log.commit()
+
+
+CHANGES = {
+    "truncation": lambda log: log.truncate_to(17),
+    "restart": lambda log: log.restart_at(60),
+    "continuation": lambda log: log.begin_after(50, 3, [(0, 3)], b""),
+}
+KEPT = {"truncation": (0, 8, 16), "restart": (60, 0, 60), "continuation": (3, 0, 50)}
+"""The start of the log, the number of its batches, its end."""
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    ("operation", "error"),
+    [
+        ("open", errno.EMFILE),
+        ("create", errno.ENFILE),
+        ("sync_directory", errno.ENOMEM),
+        ("write", errno.ENOSPC),
+        ("rename", errno.ENOSPC),
+        ("remove", errno.ENOMEM),
+        ("truncate", errno.ENOMEM),
+    ],
+)
+def test_a_truncation_without_room_is_done_when_the_log_is_opened_again(
+    world, files, change, operation, error
+) -> None:
+    interrupted = 0
+    for skip in range(40):
+        world = type(world)()
+        log = filled(world)
+        log.flush()
+        before = batches_of(log)
+        for segment in log.segments:
+            segment.close_file()
+        world.disk.fail(Fault(operation, error, skip=skip))
+        try:
+            CHANGES[change](log)
+        except KafkaError:
+            interrupted += 1
+            assert log.is_interrupted
+            with pytest.raises(KafkaError, match="offline"):
+                log.read(0, 100, up_to=100)
+            log.close(clean=False)
+            log = world.open(**SEGMENTS)
+            if log.local_start_offset == log.log_start_offset == 0:
+                found = batches_of(log)
+                assert found == before[: len(found)]
+            CHANGES[change](log)
+        world.disk.heal()
+        world.append(log, epoch=5)
+        log.flush()
+        for each in (log, world.open(world.disk.restart(Tear.LOST), **SEGMENTS)):
+            start, kept, end = KEPT[change]
+            assert (each.log_start_offset, each.log_end_offset) == (start, end + 1)
+            assert each.epoch_at(end) == 5
+            if kept:
+                assert batches_of(each)[:-1] == before[:kept]
+        if skip >= interrupted:
+            break
+    assert bool(interrupted) != ((operation, change) == ("open", "continuation"))  # which opens no file

@@ -14,6 +14,8 @@ import pytest
 
 from headrace.broker.log.checkpoint import CLEAN_NAME
 from headrace.broker.log.partition_log import PartitionLog
+from headrace.broker.log.segment_chain import SegmentChain
+from headrace.broker.log.validation import AppendOrigin
 from headrace.broker.tests.replication.test_replication import (
     TOPIC,
     create,
@@ -24,6 +26,7 @@ from headrace.broker.tests.replication.test_replication import (
     until,
 )
 from headrace.protocol.errors import ErrorCode
+from headrace.protocol.records.encode import Record, build_batch
 from simulator.cluster import DEADLINE_SECONDS, DirectCluster, direct_cluster
 from simulator.direct import values_of
 
@@ -257,3 +260,58 @@ async def test_a_follower_whose_log_finds_no_room_is_opened_when_there_is_some(
         await cluster.start(follower, STARTED)
         await all_have_the_same(cluster)
         assert len(refused) == 2
+
+
+async def test_a_follower_whose_truncation_finds_no_room_goes_on_when_there_is_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with direct_cluster(tmp_path, 3, config=STARTED) as cluster:
+        number = await filled(cluster)
+        leader, follower, refused = cluster.brokers[number], number % 3 + 1, []
+        cut = SegmentChain.cut
+
+        def without_room(self: SegmentChain, *arguments: Any) -> None:
+            if len(refused) < 2:
+                refused.append(self)
+                raise OSError((errno.EMFILE, errno.ENOMEM)[len(refused) - 1], "none is left")
+            cut(self, *arguments)
+
+        monkeypatch.setattr(SegmentChain, "cut", without_room)
+        replica: Any = cluster.brokers[follower].context.replicas.follower(TOPIC, 0)
+        log = replica.log
+        log.append(
+            build_batch([Record(None, b"of no leader", (), 0)]),
+            leader_epoch=log.last_epoch,
+            origin=AppendOrigin.CLIENT,
+        )
+        replica.changed(replica)
+        await until(lambda: len(refused) == 2 and replica.is_open and replica.log.log_end_offset == BATCHES)
+        assert replica.log is not log
+        assert (await produce(leader, [b"after"], acks=-1)).error_code == 0
+        await all_have_the_same(cluster)
+
+
+async def test_a_follower_that_cannot_commit_says_nothing_until_it_has_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with direct_cluster(tmp_path, 3) as cluster:
+        await create(cluster.brokers[1], min_insync_replicas="2", durability="power")
+        leader = await led(cluster, {1, 2, 3})
+        number = next(node_id for node_id, broker in cluster.brokers.items() if broker is leader)
+        log, refused = log_of(cluster.brokers[number % 3 + 1]), []
+        commit = PartitionLog.commit
+
+        def without_files(self: PartitionLog) -> None:
+            if self is log and len(refused) < 2:
+                refused.append(described_end(leader))
+                error = OSError(errno.EMFILE, "none is left")
+                raise self._sync_failed(error) from error
+            commit(self)
+
+        def described_end(broker: Any) -> int:
+            return broker.context.replicas.partition(TOPIC, 0).high_watermark
+
+        monkeypatch.setattr(PartitionLog, "commit", without_files)
+        assert (await produce(leader, [b"x"], acks=-1)).error_code == 0
+        assert refused == [0, 0]
+        await until(lambda: log.recovery_point == 1)

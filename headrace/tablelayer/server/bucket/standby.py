@@ -25,11 +25,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+from headrace.broker.runtime import disk_errors
+from headrace.broker.runtime.disk_errors import is_passing
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.tablelayer.model.errors import TableError
 from headrace.tablelayer.model.rows.versions import SchemaVersions
 from headrace.tablelayer.server.store.copies import NoCopyError, copy_store
-from headrace.tablelayer.server.store.errors import is_damage
+from headrace.tablelayer.server.store.errors import is_damage, is_halted
 from headrace.tablelayer.server.store.kv import KeyValueStore, checkpoint
 from headrace.tablelayer.server.store.recovery import StoreRecovery, UnrecoverableBucketError, set_aside
 from headrace.tablelayer.server.store.row_ttl import RowTimes
@@ -301,6 +303,14 @@ class Standby:
             if store is not None:
                 await self._services.run(store.abandon)
             await self._services.run(set_aside, self._services.store_disk, self.directory)
+        elif is_halted(error):
+            disk_errors.tell(logger, f"{self.name} cannot write its key-value store, and opens it again", error)
+            store, self._store = self._store, None
+            self._follower.changed(self._follower)
+            if store is not None:
+                await self._services.run(store.abandon)
+        elif is_passing(error):
+            disk_errors.tell(logger, f"{self.name} is not up to date", error)
         elif isinstance(error, TableError):
             logger.debug("%s: a batch arrived before the change of its table: %s", self.name, error)
         elif isinstance(error, (OSError, KafkaError, NoCopyError, UnrecoverableBucketError)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import shutil
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -511,6 +512,25 @@ async def test_a_standby_whose_log_is_cut_leaves_its_files_to_who_opens_the_next
         await until(lambda: removed and disk.directories(standby.directory.parent) == ["0"])
         await until(lambda: applied_at(cluster, follower) == 5)
         assert not any(on_loop for _, on_loop in removed)
+
+
+async def test_a_standby_whose_rocksdb_has_stopped_writing_opens_its_store_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with direct_cluster(tmp_path, 3, extensions) as cluster:
+        table = await led(cluster, await created(cluster, "k INT, v INT, PRIMARY KEY (k)"), {1, 2, 3})
+        assert (await table.put(("+", {"k": 1, "v": 1}))).error_code == 0
+        follower = state_of(cluster).replicas[-1]
+        await until(lambda: applied_at(cluster, follower) == 1)
+        store: Any = standby_at(cluster, follower).store
+
+        def halted(*_: Any) -> None:
+            raise OSError(errno.EMFILE, "IO error: While open a file: Too many open files")
+
+        monkeypatch.setattr(store, "write", halted)
+        assert (await table.put(("+", {"k": 2, "v": 1}))).error_code == 0
+        await until(lambda: applied_at(cluster, follower) == 2)
+        assert standby_at(cluster, follower).store is not store
 
 
 async def test_a_bucket_moves_to_another_broker_with_its_store(tmp_path: Path) -> None:
