@@ -148,10 +148,11 @@ class Partition:
         self._held: asyncio.TimerHandle | None = None
         self._flushing: asyncio.Future[None] | None = None
         self._committing: asyncio.Future[None] | None = None
-        self._promises: deque[tuple[int, Callable[[KafkaError | None], None]]] = deque()
+        # An empty deque takes 760 bytes, and a broker has thousands of partitions.
+        self._promises: deque[tuple[int, Callable[[KafkaError | None], None]]] | tuple[()] = ()
         self._is_telling = False
         self._is_unflushed = False
-        self._ending: deque[tuple[int, int]] = deque()
+        self._ending: deque[tuple[int, int]] | tuple[()] = ()
 
     def __repr__(self) -> str:
         return f"<Partition {self.topic.name}-{self.index} high watermark {self.high_watermark}>"
@@ -307,6 +308,8 @@ class Partition:
         first_offset = self.log.open_transactions().get(producer_id)
         info = self.append(marker, AppendOrigin.COORDINATOR)
         if first_offset is not None and self.high_watermark <= info.last_offset:
+            if not self._ending:
+                self._ending = deque()
             self._ending.append((info.last_offset + 1, first_offset))
         return info
 
@@ -381,6 +384,8 @@ class Partition:
         if self._ending:
             while self._ending and self._ending[0][0] <= self.high_watermark:
                 self._ending.popleft()
+            if not self._ending:
+                self._ending = ()
             firsts = [first_offset for _, first_offset in self._ending]
             unstable = min(firsts if unstable is None else [*firsts, unstable], default=unstable)
         return self.high_watermark if unstable is None else min(unstable, self.high_watermark)
@@ -436,6 +441,8 @@ class Partition:
         because the partition failed or was closed. Callbacks are called in the order of their registration, which must
         be that of their offsets; never within this call.
         """
+        if not self._promises:
+            self._promises = deque()
         self._promises.append((offset, tell))
         if self.high_watermark >= offset or self._why_gone() is not None:
             asyncio.get_running_loop().call_soon(self._keep_promises)
@@ -452,6 +459,7 @@ class Partition:
                     return
                 self._promises.popleft()
                 tell(error)
+            self._promises = ()
         finally:
             self._is_telling = False
 

@@ -5,7 +5,7 @@ As in Kafka's fetches (KIP-74), the first row of an answer always fits, so that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from headrace.tablelayer.model.types.sizes import RowCost
@@ -36,6 +36,14 @@ class Room:
             self.used += size
             return True
         return self.takes(size)
+
+    def admits_all(self, values: Sequence[Value]) -> bool:
+        """Add all of these rows if they fit together; return whether they did."""
+        size = self.cost.together(values)
+        if self.used + size > self.max_bytes:
+            return False
+        self.used += size
+        return True
 
     def takes(self, size: int, rows: int = 1) -> bool:
         """Add rows of `size` bytes in Arrow's form, all or none; return whether they fitted."""

@@ -16,6 +16,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, NoReturn
 
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
@@ -501,6 +502,19 @@ class TableOptions:
 _DECLARATIONS: Mapping[str, Option[Any]] = {
     attribute: option for attribute, option in vars(TableOptions).items() if isinstance(option, Option)
 }
+_SHARED_MAX = 1024
+
+
+def effective_options(options: Mapping[str, str]) -> TableOptions:
+    """Return the effective values of normalized options: one object for all tables that have the same options."""
+    return _effective(tuple(sorted(options.items())))
+
+
+@lru_cache(_SHARED_MAX)
+def _effective(options: tuple[tuple[str, str], ...]) -> TableOptions:
+    return TableOptions(dict(options))
+
+
 DECLARED: Mapping[str, Option[Any]] = {option.name: option for option in _DECLARATIONS.values()}
 """The declared options by name."""
 

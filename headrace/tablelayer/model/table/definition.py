@@ -27,6 +27,7 @@ from headrace.tablelayer.model.options.table_options import (
     DeleteBehavior,
     MergeEngine,
     TableOptions,
+    effective_options,
 )
 from headrace.tablelayer.model.rows.versions import SchemaVersions
 from headrace.tablelayer.model.schema.aggregates import (
@@ -176,7 +177,7 @@ class TableDefinition:
             ),
             ("partition_keys", tuple(self.partition_keys)),
             ("options", normal),
-            ("settings", TableOptions(normal)),
+            ("settings", effective_options(normal)),
             ("history", tuple(self.history)),
             ("versions", SchemaVersions([*self.history, schema])),
             ("is_primary_key_table", bool(schema.primary_key)),

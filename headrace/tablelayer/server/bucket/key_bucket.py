@@ -169,7 +169,7 @@ class KeyBucket(StoredBucket):
     def high_watermark_candidate(self, offset: int) -> None:
         """Store and publish the rows below an offset up to which the log is replicated."""
         self._candidate = max(self._candidate, offset)
-        self._advanced.set()
+        self._advanced.wake()
         if self._tablet is not None and self._tasks.under_way(Kind.STORE) is None:
             self._tasks.start(Kind.STORE, self._store())
 

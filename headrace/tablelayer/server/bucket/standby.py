@@ -304,7 +304,9 @@ class Standby:
                 await self._services.run(store.abandon)
             await self._services.run(set_aside, self._services.store_disk, self.directory)
         elif is_halted(error):
-            disk_errors.tell(logger, f"{self.name} cannot write its key-value store, and opens it again", error)
+            disk_errors.tell(
+                logger, f"{self.name} cannot write its key-value store, and opens it again", error
+            )
             store, self._store = self._store, None
             self._follower.changed(self._follower)
             if store is not None:

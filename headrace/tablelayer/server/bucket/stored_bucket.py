@@ -18,6 +18,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.broker.requests.wakeup import Wakeup
 from headrace.broker.runtime import disk_errors
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.tablelayer.model.rows.versions import SchemaVersions
@@ -51,6 +52,7 @@ _STARTING_SECONDS = 2.0
 """Maximum time that a request waits for a bucket that this broker begins to lead; then the client retries."""
 _REOPEN_SECONDS = 0.2
 _REOPEN_SECONDS_MAX = 5.0
+_LOOK_AGAIN_SECONDS = 1.0
 _CLOSING_SECONDS = 0.5
 """Maximum time that a lock's holder may go on while the bucket is closed; then it finds the bucket closed."""
 
@@ -63,7 +65,7 @@ class StoredBucket(TableBucket):
         super().__init__(services, partition)
         self._standby = standby
         self._tasks = Tasks(self.name)
-        self._advanced = asyncio.Event()
+        self._advanced = Wakeup()
         self.directory: Path = services.directory / str(partition.topic.topic_id) / str(partition.index)
         self._tablet: Tablet | None = None
         self._writing = asyncio.Lock()
@@ -166,12 +168,11 @@ class StoredBucket(TableBucket):
             if self.closed:
                 await self.services.run(store.close)
                 return
-            self._advanced.clear()
             up_to = min(end_offset, partition.replicated_offset)
             if store.applied_offset >= up_to == end_offset:
                 break
             if store.applied_offset >= up_to:
-                await self._advanced.wait()
+                await self._advanced.wait(asyncio.get_running_loop().time() + _LOOK_AGAIN_SECONDS)
                 continue
             found = await partition.read_anywhere(
                 store.applied_offset, self.services.limits.replay_bytes, up_to=up_to
@@ -478,7 +479,7 @@ class StoredBucket(TableBucket):
         loading = self._tasks.under_way(Kind.SNAPSHOT)
         if loading is not None and self._schedule is None:
             loading.cancel()  # the storage that it waits for cannot be reached
-        self._advanced.set()
+        self._advanced.wake()
         await self._tasks.wait(Kind.START, Kind.REBUILD)
         if self._standby is not None:  # the bucket was not started
             standby, self._standby = self._standby, None

@@ -265,19 +265,12 @@ class KeyValueStore:
 
     def _while(self, keys: Sequence[bytes], room: Room, largest: int) -> list[bytes | None]:
         """Do the work of `get_while`; `largest` is the largest row so far, in bytes."""
-        width, factor = room.cost.width, room.cost.expansion
         values: list[bytes | None] = []
         while len(values) < len(keys) and not room.is_full:
-            left = room.max_bytes - room.used
-            together = _LOOKED_UP_TOGETHER if _LOOKED_UP_TOGETHER * largest <= left else 1
+            together = _together(room, largest)
             some = self.get(list(keys[len(values) : len(values) + together]))
-            sizes = [width if value is None else width + factor * len(value) for value in some]
-            largest = max(largest, *sizes)
-            if sum(sizes) > left:
-                values += room.those_that_fit(some)
-                continue
-            room.used += sum(sizes)  # the sum that `room` would compute, without a call for each row
-            values += some
+            values += some if room.admits_all(some) else room.those_that_fit(some)
+            largest = max(largest, room.cost.largest(some))
         return values
 
     def _halves(
@@ -430,18 +423,25 @@ class KeyValueStore:
         """Do the same as `values_from`, as many as fit. A few small first rows are kept in memory."""
         values: list[bytes] = []
         last: bytes | None = None
+        largest = 0
         if not self.is_made:
             return values
         begun = self._first_rows.begin() if first == ROW_PREFIX else None
         with self._files as database:
-            for key, value in itertools.islice(database.items(from_key=first), count):
-                if not room.admits(value):
-                    return values
-                values.append(value)
-                last = key
-            if len(values) < count:
-                _check_end(database, first, last)
-                last = None
+            rows = database.items(from_key=first)
+            while len(values) < count:
+                together = min(count - len(values), _together(room, largest))
+                some = list(itertools.islice(rows, together))
+                if some:
+                    keys, found = zip(*some, strict=True)
+                    values += found if room.admits_all(found) else room.those_that_fit(found)
+                    if room.is_full:
+                        return values
+                    last, largest = keys[-1], max(largest, room.cost.largest(found))
+                if len(some) < together:
+                    _check_end(database, first, last)
+                    last = None
+                    break
         if begun is not None and count:
             self._first_rows.remember(begun, values, last)
         return values
@@ -621,6 +621,13 @@ def _open(path: Path, memory: SharedMemory, stores: int, *, must_exist: bool = F
             raise StoreInUseError(str(error)) from error
         raise_passing(error)
         raise DamagedStoreError(str(error)) from error
+
+
+def _together(room: Room, largest: int) -> int:
+    """Return the number of rows to read before their sizes are checked; `largest` is the largest so far, in bytes."""
+    if not largest:
+        return _READ_TOGETHER
+    return _LOOKED_UP_TOGETHER if _LOOKED_UP_TOGETHER * largest <= room.max_bytes - room.used else 1
 
 
 def _check_end(source: Any, first: bytes, last: bytes | None) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +18,7 @@ from headrace.tablelayer.server.services import _and_pause
 from headrace.tablelayer.server.store.kv import KeyValueStore
 from headrace.tablelayer.server.store.layout import KeyRange
 from headrace.tablelayer.server.store.shared_memory import SharedMemory
-from headrace.tablelayer.tests.server.tables import tables
+from headrace.tablelayer.tests.server.tables import Table, tables, until
 
 COLUMNS = "id INT, v STRING, PRIMARY KEY (id) NOT ENFORCED"
 
@@ -39,6 +43,46 @@ async def test_buckets_without_rows_have_no_files_and_answer_as_empty_ones(tmp_p
         assert stores_in(tmp_path) == ["0"]
         assert await table.count(0) == 1
         assert await table.count(8) == 0
+
+
+async def test_an_idle_bucket_keeps_nothing_that_a_write_has_made(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create(COLUMNS)
+        partition: Any = table.partition
+        for number in range(3):
+            assert (await table.put(("+", {"id": number, "v": "a"}))).error_code == 0
+        await until(lambda: not partition.hooks._tasks._tasks)
+        assert (partition._promises, partition._ending) == ((), ())
+        other = await all_tables.create(COLUMNS, name="u")
+        assert other.definition.settings is table.definition.settings
+
+
+async def test_a_closed_bucket_is_as_small_as_one_that_was_never_written_to(tmp_path: Path) -> None:
+    """Python's allocations, 40 to 60 bytes each. One page of stores that stay open would be hundreds of kilobytes."""
+    async with tables(tmp_path) as all_tables:
+
+        async def create(numbers: Iterable[int]) -> list[Table]:
+            return [await all_tables.create(COLUMNS, name=f"t{number}") for number in numbers]
+
+        async def use(some: list[Table]) -> None:
+            for table in some:
+                assert (await table.put(*(("+", {"id": n, "v": str(n)}) for n in range(10)))).error_code == 0
+                store = table.partition.hooks.store
+                store.flush()
+                await until(store.close_unused)
+
+        def allocated() -> int:
+            gc.collect()
+            return sys.getallocatedblocks()
+
+        await use(await create(range(5)))
+        begun = allocated()
+        made = await create(range(5, 25))
+        created = allocated()
+        await use(made)
+        closed = allocated()
+        assert created - begun < 20 * 250
+        assert closed - created < 20 * 60
 
 
 def test_a_store_that_is_not_made_yet_is_an_empty_one(tmp_path: Path) -> None:

@@ -6,63 +6,35 @@ function (`map`, `to_pylist`) or of a kernel does not count.
 
 from __future__ import annotations
 
-import sys
-import threading
-from collections import Counter
+import json
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from types import CodeType, FrameType
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from headrace.protocol.records.encode import Record, build_batch
+from headrace.protocol.records.header import iter_headers
 from headrace.tablelayer.model import messages as m
 from headrace.tablelayer.model.batches.batch import ChangeType
 from headrace.tablelayer.model.batches.ipc import encode_ipc
 from headrace.tablelayer.model.filters.filters import encode_filter
+from headrace.tablelayer.tests.lines import Counts, Lines, check_per_row
 from headrace.tablelayer.tests.server.tables import Table, tables
 
 FEW, MANY = 1_000, 12_000
 COLUMNS = "a INT, b INT, v BIGINT, text STRING, PRIMARY KEY (a, b) NOT ENFORCED"
-PACKAGE = str(Path(__file__).parents[3])
 ALLOWED = {
     "KeyValueStore._by_prefix": "RocksDB's iterator has no other interface, and a prefix has few rows",
-    "KeyValueStore.values_while": "a limit scan has at most 100,000 rows, by RocksDB's iterator",
-    "Room.admits": "the room of a limit scan is counted row by row",
-    "RowCost.stored": "as `Room.admits`",
-    "KeyValueStore._while": "the sizes of a lookup's rows are counted before its answer is made",
     "KeyValueStore.get_within": "the sizes of the rows that a write replaces are counted",
     "_to_store": "the values of a batch with deletions are chosen by a list comprehension",
     "KeyValueStore.write": "RocksDB's batch takes one deletion a call",
+    "build_batch": "the test produces records that it builds one by one",
+    "_column": "as `build_batch`",
 }
 """Functions that may run once a row, with the reason. Any other one is a defect."""
-
-
-class Lines:
-    """Counts the lines that run in Headrace's own functions, in all threads that start from now on."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[tuple[CodeType, int]] = Counter()
-
-    def __enter__(self) -> Lines:
-        threading.settrace(self._called)
-        sys.settrace(self._called)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-        threading.settrace(None)  # type: ignore[arg-type]
-
-    def _called(self, frame: FrameType, event: str, argument: Any) -> Any:
-        name = frame.f_code.co_filename
-        return self._line if name.startswith(PACKAGE) and "/tests/" not in name else None
-
-    def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if event == "line":
-            self.counts[frame.f_code, frame.f_lineno] += 1
-        return self._line
 
 
 def row(n: int) -> dict[str, Any]:
@@ -156,33 +128,51 @@ FACES: dict[str, Callable[[Table, int], Coroutine[Any, Any, None]]] = {
     "limit scan": limit_scan,
     "count": count_rows,
     "deletion": delete,
+    "JSON produce": lambda table, count: json_produce(table, count),
+    "Kafka fetch of JSON": lambda table, count: kafka_fetch(table, count),
 }
 
 
-async def counted(folder: Path, count: int) -> dict[str, Counter[tuple[CodeType, int]]]:
+async def json_produce(table: Table, count: int) -> None:
+    records = [Record(None, json.dumps(row(n)).encode(), (), 1000) for n in range(count)]
+    answer = await table.broker.produce(table.definition.path.topic, build_batch(records))
+    assert answer.error_code == 0, answer.error_message
+
+
+async def kafka_fetch(table: Table, count: int) -> None:
+    """Read all records of the log, which has other rows too."""
+    offset, found = 0, 0
+    while True:
+        answer = await table.broker.fetch(table.definition.path.topic, offset)
+        assert answer.error_code == 0
+        if not answer.records:
+            break
+        for _, header in iter_headers(answer.records):
+            found, offset = found + header.record_count, header.next_offset
+    assert found >= count
+
+
+AVRO_FACES: dict[str, Callable[[Table, int], Coroutine[Any, Any, None]]] = {
+    "upsert into a table of Avro values": upsert,
+    "Kafka fetch of Avro": kafka_fetch,
+}
+
+
+async def counted(folder: Path, count: int) -> dict[str, Counts]:
     found = {}
-    lines = Lines()
-    with lines:
+    with Lines() as lines:
         async with tables(folder) as all_tables:
-            table = await all_tables.create(COLUMNS, bucket_key=["a"])
-            for name, face in FACES.items():
-                lines.counts = Counter()
-                await face(table, count)
-                found[name] = lines.counts
+            avro = {"table.kafka.value-format": "avro", "table.kafka.avro.schema": "record"}
+            for name, faces, options in (("t", FACES, {}), ("u", AVRO_FACES, avro)):
+                table = await all_tables.create(COLUMNS, name=name, bucket_key=["a"], given=options)
+                for face, work in faces.items():
+                    lines.taken()
+                    await work(table, count)
+                    found[face] = lines.taken()
     return found
 
 
 @pytest.mark.slow
 async def test_no_line_of_the_server_runs_once_for_each_row(tmp_path: Path) -> None:
     few, many = await counted(tmp_path / "few", FEW), await counted(tmp_path / "many", MANY)
-    per_row = {
-        f"{face}: {code.co_qualname}, {Path(code.co_filename).name}:{line}"
-        for face, lines in many.items()
-        for (code, line), times in lines.items()
-        if times - few[face][code, line] >= (MANY - FEW) // 2
-    }
-    reasons = {each: [name for name in ALLOWED if f": {name}" in each] for each in per_row}
-    assert [each for each, names in reasons.items() if not names] == []
-    assert {name for names in reasons.values() for name in names} == set(ALLOWED), (
-        "a reason is not needed any more"
-    )
+    check_per_row(few, many, MANY - FEW, ALLOWED)
