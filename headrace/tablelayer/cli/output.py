@@ -352,6 +352,12 @@ def _padded(text: str, width: int, right: bool) -> str:
     return blanks + text if right else text + blanks
 
 
+def write_notices(notices: Iterable[str]) -> None:
+    """Write to standard error what words of a statement mean here."""
+    for notice in notices:
+        sys.stderr.write(f"notice: {notice}\n")
+
+
 def json_key(name: str) -> str:
     """Return the key of a column in JSON: `end offset` is end_offset, `records/s` is records_per_second."""
     return re.sub(r"/s$", "_per_second", name).replace(" ", "_")

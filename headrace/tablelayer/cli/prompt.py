@@ -32,7 +32,7 @@ from headrace.tablelayer.cli.describe import describe_definition
 from headrace.tablelayer.cli.errors import CommandError, explain
 from headrace.tablelayer.cli.interrupting import InterruptedWorkError, interruptible
 from headrace.tablelayer.cli.options import Format
-from headrace.tablelayer.cli.output import Ends
+from headrace.tablelayer.cli.output import Ends, write_notices
 from headrace.tablelayer.cli.progress import showing
 from headrace.tablelayer.client import stopping
 from headrace.tablelayer.model.ddl.errors import DdlError
@@ -242,7 +242,8 @@ class Prompt:
             self._show(answer, ends, perf_counter() - began)
 
     def _taken(self, answer: Answer) -> Ends | None:
-        if answer.schema is None or self._output is not Format.TABLE or self._file is not None:
+        to_table = self._output is Format.TABLE and self._file is None
+        if answer.schema is None or answer.is_endless or not to_table:
             return None
         ends = Ends(answer.schema, ROWS_SHOWN)
         for batch in answer.batches():
@@ -256,6 +257,7 @@ class Prompt:
             return
         took = f" ({seconds:.3f} s)" if self._timed else ""
         if ends is not None:
+            write_notices(answer.notices)
             ends.write(expanded=self._expanded)
             left_out = ends.count > ROWS_SHOWN
             shown = f", the first and last {ROWS_SHOWN // 2} of them shown" if left_out else ""

@@ -15,7 +15,7 @@ from headrace.tablelayer.cli.describe import describe_definition
 from headrace.tablelayer.cli.errors import CommandError
 from headrace.tablelayer.cli.interrupting import InterruptedWorkError, interruptible
 from headrace.tablelayer.cli.options import Format, SqlFormat
-from headrace.tablelayer.cli.output import write_batches, write_parquet, write_rows
+from headrace.tablelayer.cli.output import RowStream, write_batches, write_notices, write_parquet, write_rows
 from headrace.tablelayer.cli.progress import showing
 from headrace.tablelayer.client import Connection, stopping
 from headrace.tablelayer.sql.answer import Answer
@@ -98,8 +98,13 @@ def _write_parquet(connection: Connection, session: Session, sql: str, to: Path 
     count: int | None = None
     with _replacing(to) as path:
         for answer in _answers(connection, session, sql):
+            write_notices(answer.notices)
             if answer.schema is None:
                 continue
+            if answer.is_endless:
+                raise CommandError(
+                    "a query that goes on never fills a Parquet file: ask without EMIT CHANGES"
+                )
             if count is not None:
                 raise CommandError("a Parquet file has the rows of one query, but there are two queries")
             count = write_parquet(answer.schema, answer.batches(), path)
@@ -140,6 +145,10 @@ def show(answer: Answer, output: Format, *, took: str = "") -> None:
 
     Messages are written there too, but not among CSV or JSON rows. `took` is the text about its duration.
     """
+    write_notices(answer.notices)
+    if answer.is_endless:
+        show_arriving(answer, output)
+        return
     count: int | None = None
     if answer.texts is not None:
         rows = list(zip(*answer.texts.values(), strict=True))
@@ -157,3 +166,14 @@ def show(answer: Answer, output: Format, *, took: str = "") -> None:
             answer.text + ("" if answer.is_code else took),
             err=output is not Format.TABLE and not answer.is_code,
         )
+
+
+def show_arriving(answer: Answer, output: Format) -> None:
+    """Write rows when they arrive, until the work is stopped or they end."""
+    import pyarrow as pa
+
+    rows = RowStream(output)
+    for batch in answer.batches():
+        stopping.check()
+        if batch.num_rows:
+            rows.write_arrow(pa.Table.from_batches([batch]))

@@ -20,7 +20,7 @@ class Answer:
     Rows may still be arriving. `batches` gives them once; `rows` waits for all.
     """
 
-    __slots__ = ("_given", "definition", "is_code", "row_count", "text", "texts")
+    __slots__ = ("_given", "definition", "is_code", "is_endless", "notices", "row_count", "text", "texts")
 
     def __init__(
         self,
@@ -31,6 +31,7 @@ class Answer:
         is_code: bool = False,
         row_count: int | None = None,
         texts: Mapping[str, Sequence[str | None]] | None = None,
+        is_endless: bool = False,
     ) -> None:
         self._given = rows
         self.texts = texts
@@ -40,6 +41,10 @@ class Answer:
         self.is_code = is_code
         self.row_count = row_count
         """The number of rows that the statement wrote, changed or deleted; None for other statements."""
+        self.is_endless = is_endless
+        """Rows arrive until the reader stops: show each batch when it comes."""
+        self.notices: tuple[str, ...] = ()
+        """Sentences about words of the statement that have no effect here."""
 
     @property
     def schema(self) -> pa.Schema | None:

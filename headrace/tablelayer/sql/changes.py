@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
 import numpy as np
 import pyarrow as pa
 
 from headrace.tablelayer.client import ChangeType, ScanBatch
+from headrace.tablelayer.client.read.reader import time_ms
+from headrace.tablelayer.model.ddl.query import ReadOptions
+from headrace.tablelayer.sql.errors import SqlError
 
 CHANGE_COLUMNS = ("_change_type", "_log_offset", "_commit_timestamp")
+CHANGES_ADDED = ("_change_type", "_bucket", "_log_offset", "_commit_timestamp")
+"""The columns before those of the table."""
 _SHORT = np.array([change.short for change in ChangeType])
 
 
@@ -39,10 +45,29 @@ def as_changes(
                 pa.array(np.full(batch.row_count, batch.bucket, np.int32)),
                 pa.array(batch.offsets),
                 pa.array(np.full(batch.row_count, batch.timestamp_ms), pa.timestamp("ms", "UTC")),
-                *(batch.batch.column(name) for name in schema.names[4:]),
+                *(batch.batch.column(name) for name in schema.names[len(CHANGES_ADDED) :]),
             ],
             schema=schema,
         )
         for batch in batches
     ]
     return pa.Table.from_batches(parts, schema=schema)
+
+
+def start_of(options: ReadOptions | None, default: str, path: str) -> str | int:
+    """Return the start of a scan: full, earliest, latest, or milliseconds. Raises SqlError."""
+    if options is None:
+        return default
+    if options.snapshot is not None or options.snapshot_time is not None:
+        raise SqlError(f"{path}: a snapshot is one of the lake's: write the hint after {path}$lake")
+    if options.start_time is None:
+        return options.start or default
+    text = options.start_time.strip()
+    if text.isdigit():
+        return int(text)
+    try:
+        return time_ms(datetime.fromisoformat(text))
+    except ValueError:
+        raise SqlError(
+            f"'scan.startup.timestamp' = '{text}': the value must be milliseconds or a time, '2026-01-31 12:00:00'"
+        ) from None

@@ -46,7 +46,9 @@ def connect(*, files: bool = True) -> Any:
     stop = stopping.current()
     if stop is not None:
         stop.add(database.interrupt)
-    database.execute("SET TimeZone = 'UTC'; SET python_enable_replacements = false")
+    database.execute(
+        "SET TimeZone = 'UTC'; SET python_enable_replacements = false; SET enable_progress_bar = false"
+    )
     folder = os.path.join(tempfile.gettempdir(), f"headrace-sql-{uuid4().hex}")
     database.execute("SET temp_directory = $folder", {"folder": folder})
     # This optimizer makes an ANTI JOIN of a LEFT JOIN with `WHERE right.key IS NULL`. If the right side is

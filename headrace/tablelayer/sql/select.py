@@ -20,6 +20,7 @@ from headrace.tablelayer.model.ddl import Select
 from headrace.tablelayer.model.errors import TableError
 from headrace.tablelayer.model.filters.conditions import DUCKDB, PushedCondition, arrow_expression, push_down
 from headrace.tablelayer.sql.duck import Engine
+from headrace.tablelayer.sql.errors import SqlError
 from headrace.tablelayer.sql.sources import (
     INFORMATION_SCHEMA,
     Known,
@@ -75,6 +76,20 @@ def plan(connection: Connection, select: Select, known: Known | None = None, *, 
     return of_duckdb(connection, select, known, files=files)
 
 
+def check_times(connection: Connection, select: Select) -> None:
+    """Check that the times of lookup joins are those of processing. Raises SqlError."""
+    for name, column in select.times:
+        definition = connection.table(name).definition
+        if column in definition.settings.processing_times:
+            continue
+        what = "a stored column" if column in definition.schema else "not known as one"
+        raise SqlError(
+            f"FOR SYSTEM_TIME AS OF {column}: a lookup join reads the present rows, by a time of processing, and"
+            f" {column} of {name} is {what}; declare `{column} AS PROCTIME()` in CREATE TABLE, or write FOR SYSTEM_TIME"
+            " AS OF PROCTIME()"
+        )
+
+
 def of_duckdb(
     connection: Connection,
     select: Select,
@@ -84,6 +99,7 @@ def of_duckdb(
     before: str = "",
 ) -> Plan:
     """Return a plan that uses DuckDB. `before` is a word before the query."""
+    check_times(connection, select)
     sources = {name: source_of(connection, name, select, known) for name in select.tables}
     engine = Engine(select, sources, files=files, before=before)
     steps = tuple(source.step for source in sources.values())

@@ -22,7 +22,10 @@ from headrace.tablelayer.model.ddl import (
     AlterUser,
     CopyFrom,
     CopyTo,
+    CreateCatalog,
     CreateTableAs,
+    CreateTableLike,
+    CreateTemporaryTable,
     CreateUser,
     CreateView,
     Delete,
@@ -35,8 +38,13 @@ from headrace.tablelayer.model.ddl import (
     Grant,
     Insert,
     InsertSelect,
+    Names,
+    Notice,
+    ResetSetting,
     Revoke,
     Select,
+    SetSetting,
+    ShowCatalogs,
     ShowColumns,
     ShowCreateDatabase,
     ShowCreateTable,
@@ -49,19 +57,23 @@ from headrace.tablelayer.model.ddl import (
     ShowUsers,
     ShowViews,
     Statement,
+    Stream,
     Summarize,
     Truncate,
     Update,
+    UseCatalog,
     UseDatabase,
     create_database_sql,
     create_table_sql,
-    parse,
+    parse_each,
 )
+from headrace.tablelayer.model.ddl.names import HOME
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.options.table_options import DECLARED
 from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.sql.answer import Answer
 from headrace.tablelayer.sql.errors import SqlError
+from headrace.tablelayer.sql.settings import Settings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -88,17 +100,30 @@ class Session:
     def __init__(self, connection: Connection, database: str = "default", *, files: bool = True) -> None:
         self._connection = connection
         self._files = files
-        self.database = database
-        self.views: dict[str, str] = {}
+        self.names = Names(database)
+        self.settings = Settings()
+        self.temporary: dict[str, CreateTemporaryTable] = {}
         self._is_writing = False
+
+    @property
+    def database(self) -> str:
+        """The current database."""
+        return self.names.database
+
+    @property
+    def views(self) -> dict[str, str]:
+        """Queries by the names that the session gave them."""
+        return self.names.views
 
     def run(self, sql: str) -> Iterator[Answer]:
         """Run the statements of a text, each when its answer is requested.
 
-        If the text cannot be parsed (DdlError), none is run.
+        A statement that cannot be parsed raises DdlError after those before it have been run.
         """
-        for statement in parse(sql, self.database, self.views):
-            yield self._run(statement)
+        for statement, notices in parse_each(sql, self.names):
+            answer = self._run(statement)
+            answer.notices = (*notices, *answer.notices)
+            yield answer
 
     def query(
         self,
@@ -126,6 +151,9 @@ class Session:
             return SqlResult(None, iter(()), text=last.text, row_count=last.row_count)
         return SqlResult(last.schema, last.batches())
 
+    def _parse(self, sql: str) -> list[Statement]:
+        return [statement for statement, _ in parse_each(sql, self.names.copy())]
+
     def reading(self, sql: str) -> Plan:
         """Return the plan of one statement that only reads tables, topics and names. A SELECT reads no row yet.
 
@@ -133,7 +161,7 @@ class Session:
         """
         from headrace.tablelayer.sql.select import Plan
 
-        statements = parse(sql, self.database, self.views)
+        statements = self._parse(sql)
         if len(statements) != 1 or not isinstance(statements[0], _READS):
             raise SqlError(
                 "only one SELECT, EXPLAIN, SUMMARIZE, SHOW or DESCRIBE is accepted here; run statements that "
@@ -161,7 +189,7 @@ class Session:
         from headrace.tablelayer.sql.select import place_types
 
         marks = _marks(places_count(sql))
-        statements = parse(bind(sql, marks), self.database, self.views)
+        statements = self._parse(bind(sql, marks))
         if len(statements) != 1 or not isinstance(statements[0], Select):
             raise SqlError("only a SELECT can have values for placeholders")
         found = place_types(self._connection, statements[0], marks, self._known(), files=self._files)
@@ -180,7 +208,7 @@ class Session:
         if text is not None:
             bind(sql, text)  # raises the error
         marks = _marks(len(rows[0]))
-        statements = parse(bind(sql, marks), self.database, self.views)
+        statements = self._parse(bind(sql, marks))
         insert = statements[0] if len(statements) == 1 else None
         if isinstance(insert, Insert) and len(insert.rows) == 1:
             values = insert.rows[0]
@@ -203,6 +231,11 @@ class Session:
 
     def _run(self, statement: Statement) -> Answer:
         carry_out = _CARRIED_OUT.get(type(statement))
+        if self.settings.is_streaming and isinstance(statement, (InsertSelect, CreateTableAs, CopyTo)):
+            raise SqlError(
+                "in streaming mode this statement would go on, and headrace sql writes the rows of one moment:"
+                " SET 'execution.runtime-mode' = 'batch', or use a stream of Spark"
+            )
         if isinstance(statement, (InsertSelect, CopyFrom, Update, Delete, Truncate)):
             self._require(statement)
         if carry_out is not None:
@@ -250,9 +283,20 @@ class Session:
         return Known(self.views, _VARIABLE.get())
 
     def _analyze(self, sql: str) -> Select:
-        (select,) = parse(sql, self.database, self.views)
+        (select,) = self._parse(sql)
         assert isinstance(select, Select)
         return select
+
+    def _select(self, select: Select) -> Answer:
+        if self.settings.is_streaming and select.tables:
+            return self._stream(Stream(select))
+        return self._query(select)
+
+    def _stream(self, statement: Stream) -> Answer:
+        from headrace.tablelayer.sql.stream import stream
+
+        rows = stream(self._connection, statement.select, files=self._files)
+        return Answer(rows=rows, is_endless=True)
 
     def _query(self, select: Select) -> Answer:
         return Answer(rows=self._plan(select).run())
@@ -312,10 +356,41 @@ class Session:
         if self._connection.admin.table_exists(statement.path):
             raise TableError(TableErrorCode.TABLE_EXISTS, f"{name} is a table: give the view another name")
         self.views[name] = statement.sql
+        self.temporary.pop(name, None)
         return Answer(text=f"created view {name} for this session")
+
+    def _create_temporary_table(self, statement: CreateTemporaryTable) -> Answer:
+        from headrace.tablelayer.model.ddl.select import with_databases
+        from headrace.tablelayer.sql.connectors import query_of
+
+        name = str(statement.path)
+        if name in self.views:
+            if statement.if_not_exists:
+                return Answer(text=f"temporary table {name} is there")
+            raise TableError(TableErrorCode.TABLE_EXISTS, f"temporary table {name} exists already")
+        if self._connection.admin.table_exists(statement.path):
+            raise TableError(
+                TableErrorCode.TABLE_EXISTS, f"{name} is a table: give the temporary table another name"
+            )
+        query, notices = query_of(statement)
+        self.views[name] = with_databases(self._analyze(query))
+        self.temporary[name] = statement
+        answer = Answer(text=f"created temporary table {name} for this session")
+        answer.notices = tuple(notices)
+        return answer
+
+    def _create_table_like(self, statement: CreateTableLike) -> Answer:
+        from headrace.tablelayer.sql.like import definition_like
+
+        source = self.temporary.get(str(statement.source))
+        found = source or self._connection.admin.describe_table(statement.source)
+        definition = definition_like(statement, found)
+        self._connection.admin.create_table(definition, if_not_exists=statement.if_not_exists)
+        return Answer(text=f"table {definition.path} is there")
 
     def _drop_view(self, statement: DropView) -> Answer:
         name = str(statement.path)
+        self.temporary.pop(name, None)
         if self.views.pop(name, None) is None and not statement.if_exists:
             raise TableError(TableErrorCode.TABLE_NOT_FOUND, f"view {name} does not exist")
         return Answer(text=f"view {name} is gone")
@@ -433,9 +508,40 @@ class Session:
     def _use(self, statement: UseDatabase) -> Answer:
         name = statement.name
         if name not in self._connection.admin.list_databases():
-            raise TableError(TableErrorCode.DATABASE_NOT_FOUND, f"there is no database '{name}'")
-        self.database = name
+            fluss = "; Fluss's first database is 'default' here" if name == "fluss" else ""
+            raise TableError(TableErrorCode.DATABASE_NOT_FOUND, f"there is no database '{name}'{fluss}")
+        self.names.database = name
         return Answer(text=f"using database {name}")
+
+    # -- scripts
+
+    def _set(self, statement: SetSetting) -> Answer:
+        if statement.name is None:
+            return Answer(texts=self.settings.shown())
+        answer = Answer(text=f"set '{statement.name}' to '{statement.value}'")
+        answer.notices = self.settings.set(statement.name, statement.value)
+        return answer
+
+    def _reset(self, statement: ResetSetting) -> Answer:
+        self.settings.reset(statement.name)
+        return Answer(text="reset all settings" if statement.name is None else f"reset '{statement.name}'")
+
+    def _create_catalog(self, statement: CreateCatalog) -> Answer:
+        self.names.catalogs[statement.name] = statement.database
+        others = ", ".join(f"'{each}'" for each in statement.others)
+        answer = Answer(text=f"catalog {statement.name} is this server")
+        answer.notices = (
+            *((f"'bootstrap.servers' = '{statement.server}' has no effect: the session stays at its server",)
+              if statement.server is not None else ()),
+            *((f"the catalog's options {others} have no effect here",) if others else ()),
+        )  # fmt: skip
+        return answer
+
+    def _use_catalog(self, statement: UseCatalog) -> Answer:
+        self._use(UseDatabase(statement.database))
+        return Answer(
+            text=f"using catalog {statement.name}, which is this server, and database {self.database}"
+        )
 
 
 _CARRIED_OUT: dict[type, Callable[[Session, Any], Answer]] = {
@@ -456,7 +562,16 @@ _CARRIED_OUT: dict[type, Callable[[Session, Any], Answer]] = {
     ShowCreateTable: lambda self, it: Answer(
         text=create_table_sql(self._connection.admin.describe_table(it.path)), is_code=True
     ),
-    Select: Session._query,
+    Select: Session._select,
+    Stream: Session._stream,
+    SetSetting: Session._set,
+    ResetSetting: Session._reset,
+    CreateCatalog: Session._create_catalog,
+    UseCatalog: Session._use_catalog,
+    ShowCatalogs: lambda self, it: Answer(texts={"catalog": sorted({HOME[0], *self.names.catalogs})}),
+    Notice: lambda self, it: Answer(text=it.text),
+    CreateTemporaryTable: Session._create_temporary_table,
+    CreateTableLike: Session._create_table_like,
     Explain: Session._explain,
     Summarize: Session._summarize,
     CreateView: Session._create_view,

@@ -22,12 +22,12 @@ from headrace.tablelayer.client.read.reader import Moment, time_ms
 from headrace.tablelayer.client.write.definitions import typed_rows
 from headrace.tablelayer.lake.names import CHANGELOG_SUFFIX, LAKE_SUFFIX, SNAPSHOTS_SUFFIX
 from headrace.tablelayer.model.ddl import Select
-from headrace.tablelayer.model.ddl.query import Bounds
+from headrace.tablelayer.model.ddl.query import Bounds, ReadOptions
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.filters.conditions import DUCKDB, Predicate, arrow_expression, push_down
 from headrace.tablelayer.model.types.column_types import TypeKind
 from headrace.tablelayer.sql.catalog import INFORMATION_SCHEMA, information
-from headrace.tablelayer.sql.changes import as_changes, changes_schema
+from headrace.tablelayer.sql.changes import CHANGES_ADDED, as_changes, changes_schema, start_of
 from headrace.tablelayer.sql.errors import SqlError
 from headrace.tablelayer.sql.topics import Topic, find_topic
 
@@ -91,6 +91,9 @@ def source_of(connection: Connection, name: str, select: Select, known: Known | 
         }
         rows = information(connection, path, equal, known.views if known is not None else {})
         return Source(Step(path, "names"), rows.schema, lambda: rows)
+    options = None if past is None else past.options
+    if options is not None and path.endswith(LAKE_SUFFIX):
+        moment = _of_snapshot(options, path)
     is_changelog = path.endswith(CHANGELOG_SUFFIX)
     if is_changelog and moment is not None:
         raise SqlError(f"{path} has every change with its time: it cannot be read AS OF a moment")
@@ -110,6 +113,8 @@ def source_of(connection: Connection, name: str, select: Select, known: Known | 
         if rows is None:
             raise
         return Source(Step(path.removeprefix(f"{select.database}."), "DataFrame"), rows.schema, lambda: rows)
+    if options is not None and moment is None:
+        return _of_changes(table, name, path, options, select)
     return _of_table(connection, table, name, path, moment, select)
 
 
@@ -119,6 +124,43 @@ def _of_variable(path: str, database: str, known: Known) -> pa.Table | None:
     if not hasattr(value, "__arrow_c_stream__") and not (hasattr(value, "iloc") and hasattr(value, "dtypes")):
         return None
     return typed_rows(value)
+
+
+def _of_snapshot(options: ReadOptions, path: str) -> Moment:
+    """Return the moment of a hint after the lake's table."""
+    if options.snapshot is not None:
+        return {0: options.snapshot}
+    if options.snapshot_time is not None:
+        return options.snapshot_time
+    raise SqlError(f"{path} is the lake, which has no changes: 'scan.snapshot-id' selects a snapshot")
+
+
+def _of_changes(table: Table, name: str, path: str, options: ReadOptions, select: Select) -> Source:
+    """Return the rows of a log table, or of a changelog, from a start that a hint gives."""
+    is_changelog = path.endswith(CHANGELOG_SUFFIX)
+    start = start_of(options, "earliest", path)
+    if table.definition.is_primary_key_table and not is_changelog:
+        raise SqlError(
+            f'{path} has a primary key, and its rows have no start: read its changes with "{path}$changelog"'
+            " and the same hint, or by SELECT ... EMIT CHANGES"
+        )
+    columns = _columns(table, select.columns_read.get(name))
+    pushed = push_down(select.conditions.get(name, ()), table.definition.schema, DUCKDB).predicate
+    wanted = None if pushed is None else arrow_expression(pushed, table.arrow_schema)
+
+    def rows() -> pa.Table:
+        with table.scan(columns, start=start, until="latest", filter=wanted) as scan:
+            found = as_changes(list(scan), table.arrow_schema, columns)
+        return found if is_changelog else found.select(range(len(CHANGES_ADDED), found.num_columns))
+
+    step = Step(
+        path,
+        f"{'changelog' if is_changelog else 'log'} from {start}",
+        shown_columns(columns, table.definition.schema.names),
+        shown_filter(pushed),
+    )
+    schema = changes_schema(table.arrow_schema) if is_changelog else table.arrow_schema
+    return Source(step, schema, rows)
 
 
 def _of_topic(topic: Topic, path: str, select: Select, name: str) -> Source:

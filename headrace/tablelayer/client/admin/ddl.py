@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -14,11 +15,17 @@ from headrace.tablelayer.model.ddl import (
     DropDatabase,
     DropPartition,
     DropTable,
+    Names,
     Statement,
-    parse,
+    parse_each,
 )
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
-from headrace.tablelayer.model.table.definition import StoredTable, TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import (
+    DEFAULT_DATABASE,
+    StoredTable,
+    TableDefinition,
+    TablePath,
+)
 from headrace.tablelayer.model.table.evolution import Change
 from headrace.tablelayer.model.table.partitions import Partition
 from headrace.tablelayer.model.types.values import Value
@@ -71,8 +78,12 @@ _DEFINING = (
 
 
 def execute(admin: Definer, sql: str) -> None:
-    """Run all statements of a text. None is run if one of them cannot be understood or is not DDL."""
-    statements = parse(sql)
+    """Run all statements of a text. None is run if one of them cannot be understood or is not DDL.
+
+    Words that have no effect here are warned of.
+    """
+    found = list(parse_each(sql, Names(DEFAULT_DATABASE)))
+    statements = [statement for statement, _ in found]
     for statement in statements:
         if not isinstance(statement, _DEFINING):
             raise TableError(
@@ -81,7 +92,9 @@ def execute(admin: Definer, sql: str) -> None:
                 f"not {type(statement).__name__}: "
                 "use the methods of a table, or `headrace sql`",
             )
-    for statement in statements:
+    for statement, notices in found:
+        for notice in notices:
+            warnings.warn(notice, stacklevel=2)
         define(admin, statement)
 
 

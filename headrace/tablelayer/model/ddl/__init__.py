@@ -8,7 +8,8 @@ as it would be if it were new.
 """
 
 from headrace.tablelayer.model.ddl.errors import DdlError
-from headrace.tablelayer.model.ddl.plain import parse
+from headrace.tablelayer.model.ddl.names import Names
+from headrace.tablelayer.model.ddl.plain import parse, parse_each
 from headrace.tablelayer.model.ddl.query import Select
 from headrace.tablelayer.model.ddl.render import create_database_sql, create_table_sql
 from headrace.tablelayer.model.ddl.statements import (
@@ -18,9 +19,12 @@ from headrace.tablelayer.model.ddl.statements import (
     AlterUser,
     CopyFrom,
     CopyTo,
+    CreateCatalog,
     CreateDatabase,
     CreateTable,
     CreateTableAs,
+    CreateTableLike,
+    CreateTemporaryTable,
     CreateUser,
     CreateView,
     Default,
@@ -38,9 +42,13 @@ from headrace.tablelayer.model.ddl.statements import (
     Grant,
     Insert,
     InsertSelect,
+    Notice,
     Password,
     Privilege,
+    ResetSetting,
     Revoke,
+    SetSetting,
+    ShowCatalogs,
     ShowColumns,
     ShowCreateDatabase,
     ShowCreateTable,
@@ -53,9 +61,11 @@ from headrace.tablelayer.model.ddl.statements import (
     ShowUsers,
     ShowViews,
     Statement,
+    Stream,
     Summarize,
     Truncate,
     Update,
+    UseCatalog,
     UseDatabase,
 )
 from headrace.tablelayer.model.types.values import Value
@@ -67,9 +77,12 @@ __all__ = [
     "AlterUser",
     "CopyFrom",
     "CopyTo",
+    "CreateCatalog",
     "CreateDatabase",
     "CreateTable",
     "CreateTableAs",
+    "CreateTableLike",
+    "CreateTemporaryTable",
     "CreateUser",
     "CreateView",
     "DdlError",
@@ -88,10 +101,15 @@ __all__ = [
     "Grant",
     "Insert",
     "InsertSelect",
+    "Names",
+    "Notice",
     "Password",
     "Privilege",
+    "ResetSetting",
     "Revoke",
     "Select",
+    "SetSetting",
+    "ShowCatalogs",
     "ShowColumns",
     "ShowCreateDatabase",
     "ShowCreateTable",
@@ -104,12 +122,15 @@ __all__ = [
     "ShowUsers",
     "ShowViews",
     "Statement",
+    "Stream",
     "Summarize",
     "Truncate",
     "Update",
+    "UseCatalog",
     "UseDatabase",
     "Value",
     "create_database_sql",
     "create_table_sql",
     "parse",
+    "parse_each",
 ]

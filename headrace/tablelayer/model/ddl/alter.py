@@ -22,7 +22,7 @@ from sqlglot import Token, TokenType
 
 from headrace.tablelayer.model.ddl.clauses import ClauseReader
 from headrace.tablelayer.model.ddl.literals import read_literal
-from headrace.tablelayer.model.ddl.statements import AddPartition, AlterTable, DropPartition
+from headrace.tablelayer.model.ddl.statements import AddPartition, AlterTable, DropPartition, Notice
 from headrace.tablelayer.model.ddl.type_names import read_type
 from headrace.tablelayer.model.table.definition import TablePath
 from headrace.tablelayer.model.table.evolution import (
@@ -51,9 +51,11 @@ class AlterReader:
         self.changes: list[Change] = []
         self.places: list[tuple[int, int]] = []
 
-    def read(self) -> AlterTable | AddPartition | DropPartition:
+    def read(self) -> AlterTable | AddPartition | DropPartition | Notice:
         if_exists = self.stream.accept("IF", "EXISTS")
         path = self.clauses.table_path()
+        if self.watermark():
+            return Notice(f"table {path} is as before")
         of_partition = self.partition_clause(path)
         if of_partition is not None:
             if if_exists:
@@ -67,6 +69,19 @@ class AlterReader:
             if not self.stream.accept_kind(TokenType.COMMA):
                 break
         return AlterTable(path, tuple(self.changes), if_exists, self.stream.sql, tuple(self.places))
+
+    def watermark(self) -> bool:
+        """Read ADD, MODIFY or DROP WATERMARK if it comes next; return whether it does."""
+        stream = self.stream
+        if stream.at("DROP", "WATERMARK"):
+            stream.expect("DROP", "WATERMARK")
+            return True
+        for verb in ("ADD", "MODIFY"):
+            if stream.at(verb, "WATERMARK", "FOR"):
+                stream.expect(verb)
+                self.clauses.watermark()
+                return True
+        return False
 
     def partition_clause(self, path: TablePath) -> AddPartition | DropPartition | None:
         """Read ADD or DROP PARTITION, which is a statement of its own; return None if something else follows."""

@@ -5,13 +5,16 @@ Like statements, they are read by recursive descent over sqlglot's tokens (`pars
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from sqlglot import Token, TokenType
 
 from headrace.tablelayer.model.ddl.literals import read_literal
+from headrace.tablelayer.model.ddl.names import Names
+from headrace.tablelayer.model.ddl.statements import TemporaryColumn
 from headrace.tablelayer.model.ddl.tokens import TokenStream
-from headrace.tablelayer.model.ddl.type_names import read_type
+from headrace.tablelayer.model.ddl.type_names import read_type_or_longer
 from headrace.tablelayer.model.errors import TableError
 from headrace.tablelayer.model.options import table_options
 from headrace.tablelayer.model.options.option_types import parse_name_list
@@ -33,24 +36,39 @@ def parse_columns(text: str) -> Schema:
 
     The parentheses around it are optional. Raises DdlError.
     """
-    reader = ClauseReader(TokenStream(text), DEFAULT_DATABASE)
+    reader = ClauseReader(TokenStream(text), Names(DEFAULT_DATABASE))
     wrapped = reader.stream.accept_kind(TokenType.L_PAREN)
     schema = reader.column_list()
     if wrapped:
         reader.stream.expect_kind(TokenType.R_PAREN, ")")
     if reader.stream.token is not None:
         raise reader.stream.expected("',' or the end of the column list")
+    if reader.notices:
+        raise reader.stream.error(reader.notices[0], None)
     return schema
+
+
+_PROCTIME = re.compile(r"PROCTIME\s*\(\s*\)", re.IGNORECASE)
 
 
 class ClauseReader:
     """A reader that goes over one text once. Each method reads the clause in its name and raises DdlError."""
 
-    def __init__(self, stream: TokenStream, database: str) -> None:
+    def __init__(self, stream: TokenStream, names: Names) -> None:
         self.stream = stream
-        self.database = database
+        self.known = names
+        self.notices: list[str] = []
+        """Sentences for the user about clauses of the statement that have no effect here."""
+        self.of_connector: list[TemporaryColumn] | None = None
+        """The columns of the list that is being read, if it is a connector's, which may also compute columns."""
+        self.times: list[str] = []
+        """The columns of the list that is being read that stand for the time of processing."""
         self.named: dict[str, Token] = {}
         """The names of the last list that was read, with their tokens."""
+
+    @property
+    def database(self) -> str:
+        return self.known.database
 
     def partition_spec(self) -> dict[str, Value]:
         """Read PARTITION (column = value, ...)."""
@@ -98,12 +116,22 @@ class ClauseReader:
                 return tuple(names)
 
     def database_name(self) -> str:
-        token = self.stream.name("the name of a database")
+        first = token = self.stream.name("the name of a database")
+        name = token.text
+        if self.stream.accept_kind(TokenType.DOT):
+            token = self.stream.name("the name of a database")
+            name = self.database_of(first, token)
         try:
-            check_name("database", token.text)
+            check_name("database", name)
         except TableError as error:
             raise self.stream.error(error.message, token) from error
-        return token.text
+        return name
+
+    def database_of(self, catalog: Token, database: Token) -> str:
+        try:
+            return self.known.database_of(catalog.text, database.text)
+        except ValueError as error:
+            raise self.stream.error(str(error), catalog) from None
 
     def table_path(self) -> TablePath:
         first = self.stream.name("the name of a table")
@@ -111,8 +139,13 @@ class ClauseReader:
         if self.stream.accept_kind(TokenType.DOT):
             second = self.stream.name("the name of a table")
             database, table = first.text, second.text
-            if self.stream.is_kind(TokenType.DOT):
-                raise self.stream.error("a table is written as table or database.table", self.stream.token)
+            if self.stream.accept_kind(TokenType.DOT):
+                third = self.stream.name("the name of a table")
+                database, table = self.database_of(first, second), third.text
+                if self.stream.is_kind(TokenType.DOT):
+                    raise self.stream.error(
+                        "a table is written as table or database.table", self.stream.token
+                    )
         return self.path_of(database, table, first)
 
     def path_of(self, database: str, table: str, token: Token) -> TablePath:
@@ -135,16 +168,22 @@ class ClauseReader:
         count = 0
         primary_key: list[str] = []
         key_tokens: dict[str, Token] = {}
+        self.times = []
         while True:
-            if self.at_primary_key():
+            if self.stream.at("WATERMARK", "FOR"):
+                self.watermark()
+            elif self.at_primary_key():
                 token = self.stream.token
                 names = self.primary_key()
                 if primary_key:
                     raise self.stream.error("the primary key is given twice", token)
                 primary_key = names
                 key_tokens = self.named
-            else:
+            elif not self.computed():
                 column, is_key = self.column(len(columns))
+                if self.of_connector is not None:
+                    metadata = self.metadata(column.name)
+                    self.of_connector.append(TemporaryColumn(column.name, column, metadata=metadata))
                 if is_key and primary_key:
                     raise self.stream.error("the primary key is given twice; for several columns write "
                                             "PRIMARY KEY (a, b)", first)  # fmt: skip
@@ -163,6 +202,8 @@ class ClauseReader:
                     raise self.stream.error(error.message, self.previous_name) from error
             if not self.stream.accept_kind(TokenType.COMMA):
                 break
+        if not columns and self.of_connector is None:
+            raise self.stream.error("a table has at least one column that is stored", first)
         self.named = key_tokens
         self.refuse_nested(columns, primary_key, "primary key")
         try:
@@ -215,17 +256,11 @@ class ClauseReader:
 
     def column(self, index: int) -> tuple[Column, bool]:
         """Read a column, and whether it is declared as the primary key."""
-        for words, what in (
-            (("WATERMARK", "FOR"), "WATERMARK is not in this release"),
-            (("FOREIGN", "KEY"), "foreign keys are not in this release"),
-        ):
-            if self.stream.at(*words):
-                raise self.stream.error(what, self.stream.token)
+        if self.stream.at("FOREIGN", "KEY"):
+            raise self.stream.error("foreign keys are not in this release", self.stream.token)
         token = self.previous_name = self.stream.name("a column or PRIMARY KEY")
         self.column_name(token)
-        if self.stream.at("AS"):
-            raise self.stream.error("computed columns are not in this release", self.stream.token)
-        data_type = read_type(self.stream)
+        data_type = self.type()
         nullable, is_key, comment, default = True, False, None, None
         while True:
             if self.stream.accept("NOT", "NULL"):
@@ -242,9 +277,84 @@ class ClauseReader:
             else:
                 break
         for word in ("METADATA", "AUTO_INCREMENT", "GENERATED", "UNIQUE", "CHECK", "REFERENCES"):
-            if self.stream.at(word):
+            if self.stream.at(word) and not (word == "METADATA" and self.of_connector is not None):
                 raise self.stream.error(f"{word} columns are not in this release", self.stream.token)
         return Column(index, token.text, data_type, nullable, comment, default=default), is_key
+
+    def type(self) -> DataType:
+        """Read a type; VARCHAR(n) and VARBINARY(n) lose their length, as Flink does not enforce it either."""
+        data_type, lost = read_type_or_longer(self.stream)
+        for each in lost:
+            self.notice(f"{each} is {each.kind} here: its length is not enforced; CHAR(n) enforces it")
+        return data_type
+
+    def notice(self, text: str) -> None:
+        if text not in self.notices:
+            self.notices.append(text)
+
+    def watermark(self) -> None:
+        """Read WATERMARK FOR column AS expression."""
+        self.stream.expect("WATERMARK", "FOR")
+        self.stream.name("the name of a column")
+        self.stream.expect("AS")
+        self.value_text()
+        self.notice(
+            "WATERMARK is not stored: queries here have no watermarks, and a Spark stream sets its own by withWatermark"
+        )
+
+    def computed(self) -> bool:
+        """Read `name AS expression` if it comes next; return whether it does."""
+        stream, start = self.stream, self.stream.position
+        token = stream.token
+        if token is None or token.token_type not in (TokenType.VAR, TokenType.IDENTIFIER):
+            return False
+        stream.position += 1
+        if not stream.accept("AS"):
+            stream.position = start
+            return False
+        self.column_name(token)
+        first = stream.token
+        text = self.value_text()
+        if stream.accept("COMMENT"):
+            stream.text("a comment in single quotes")
+        if self.of_connector is not None:
+            self.of_connector.append(TemporaryColumn(token.text, expression=text))
+        elif _PROCTIME.fullmatch(text) is None:
+            raise stream.error(
+                "a table does not compute columns; use a view: CREATE VIEW v AS"
+                f" SELECT *, {text} AS {token.text} FROM ...",
+                first,
+            )
+        else:
+            self.times.append(token.text)
+            self.notice(
+                f"column '{token.text}' AS PROCTIME() is not stored, and * does not show it: in FOR SYSTEM_TIME AS OF"
+                " it stands for the time of the query"
+            )
+        return True
+
+    def value_text(self) -> str:
+        """Return the text of an expression up to a comma, a closing bracket or COMMENT."""
+        stream, depth = self.stream, 0
+        first = last = stream.token
+        while (token := stream.token) is not None and not stream.is_kind(TokenType.SEMICOLON):
+            ends = token.token_type in (TokenType.COMMA, TokenType.R_PAREN) or stream.at("COMMENT")
+            if depth == 0 and ends:
+                break
+            depth += (token.token_type is TokenType.L_PAREN) - (token.token_type is TokenType.R_PAREN)
+            last = token
+            stream.position += 1
+        if first is None or last is None or stream.token is first:
+            raise stream.expected("an expression")
+        return stream.sql[first.start : last.end + 1]
+
+    def metadata(self, name: str) -> str | None:
+        """Read METADATA [FROM 'key'] [VIRTUAL] after a column; return the key, None without METADATA."""
+        if not self.stream.accept("METADATA"):
+            return None
+        key = self.stream.text("a key in single quotes").text if self.stream.accept("FROM") else name
+        self.stream.accept("VIRTUAL")
+        return key
 
     def column_name(self, token: Token) -> str:
         try:

@@ -7,20 +7,24 @@ must stay exact; sqlglot's syntax trees keep neither positions nor types. Querie
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from sqlglot import TokenType
 
 from headrace.tablelayer.model.ddl.alter import AlterReader
+from headrace.tablelayer.model.ddl.names import Names
 from headrace.tablelayer.model.ddl.query_reader import QueryReader
 from headrace.tablelayer.model.ddl.rights import RightsReader
 from headrace.tablelayer.model.ddl.rows import RowsReader
+from headrace.tablelayer.model.ddl.scripts import ScriptReader
 from headrace.tablelayer.model.ddl.statements import (
     AlterDatabase,
     AlterTable,
+    CreateCatalog,
     CreateDatabase,
     CreateTable,
     CreateTableAs,
+    CreateTableLike,
     CreateView,
     DescribeDatabase,
     DescribeQuery,
@@ -29,6 +33,7 @@ from headrace.tablelayer.model.ddl.statements import (
     DropTable,
     DropView,
     Explain,
+    ShowCatalogs,
     ShowColumns,
     ShowCreateDatabase,
     ShowCreateTable,
@@ -39,7 +44,9 @@ from headrace.tablelayer.model.ddl.statements import (
     ShowTopics,
     ShowViews,
     Statement,
+    Stream,
     Summarize,
+    UseCatalog,
     UseDatabase,
 )
 from headrace.tablelayer.model.ddl.tokens import TokenStream
@@ -55,10 +62,38 @@ def parse(
     sql: str, default_database: str = DEFAULT_DATABASE, views: Mapping[str, str] | None = None
 ) -> list[Statement]:
     """See `tablelayer.model.ddl.parse`."""
-    parser = Parser(TokenStream(sql), default_database, views or {})
-    return parser.statements()
+    names = Names(default_database, dict(views or {}))
+    found: list[Statement] = []
+    for statement, _ in parse_each(sql, names):
+        found.append(statement)
+        if isinstance(statement, UseDatabase):
+            names.database = statement.name
+        elif isinstance(statement, CreateView):
+            names.views[str(statement.path)] = statement.sql
+        elif isinstance(statement, DropView):
+            names.views.pop(str(statement.path), None)
+        elif isinstance(statement, CreateCatalog):
+            names.catalogs[statement.name] = statement.database
+        elif isinstance(statement, UseCatalog):
+            names.database = statement.database
+    return found
 
 
+def parse_each(sql: str, names: Names) -> Iterator[tuple[Statement, tuple[str, ...]]]:
+    """See `tablelayer.model.ddl.parse_each`."""
+    yield from Parser(TokenStream(sql), names).statements()
+
+
+_QUERIES = ("SELECT", "WITH", "FROM", "PIVOT", "UNPIVOT", "VALUES")
+_NOT_HERE = {
+    "ADD": "Python and Java libraries belong to Spark's session",
+    "BEGIN": "there are no transactions; several INSERTs are EXECUTE STATEMENT SET BEGIN ...; ...; END",
+    "EXECUTE": "several INSERTs are EXECUTE STATEMENT SET BEGIN ...; ...; END",
+    "LOAD": "use COPY t FROM 'file.csv'",
+    "QUIT": "leave the prompt with \\q",
+    "EXIT": "leave the prompt with \\q",
+    "STOP": "end a query that goes on with Ctrl-C",
+}
 _OF_QUERIES = ("DESC", "WITH", "FROM", "VALUES", "PIVOT", "UNPIVOT")
 """First words of queries that an error does not list."""
 
@@ -66,8 +101,8 @@ _OF_QUERIES = ("DESC", "WITH", "FROM", "VALUES", "PIVOT", "UNPIVOT")
 class Parser(QueryReader):
     """A parser whose methods read the statement in their name and raise DdlError."""
 
-    def __init__(self, stream: TokenStream, database: str, views: Mapping[str, str]) -> None:
-        super().__init__(stream, database, views)
+    def __init__(self, stream: TokenStream, names: Names) -> None:
+        super().__init__(stream, names)
         rows = RowsReader(self)
         self.beginnings: dict[str, Callable[[], Statement]] = {
             "CREATE": self.create,
@@ -85,42 +120,70 @@ class Parser(QueryReader):
             "COPY": rows.copy,
             "GRANT": lambda: RightsReader(self).grant(),
             "REVOKE": lambda: RightsReader(self).revoke(),
-            "SELECT": self.query,
-            "WITH": self.query,
-            "FROM": self.query,
-            "PIVOT": self.query,
-            "UNPIVOT": self.query,
-            "VALUES": self.query,
+            "SET": lambda: ScriptReader(self).set(),
+            "RESET": lambda: ScriptReader(self).reset(),
+            **dict.fromkeys(_QUERIES, self.query_or_stream),
             "EXPLAIN": self.explain,
             "SUMMARIZE": self.summarize,
         }
 
-    def statements(self) -> list[Statement]:
-        found: list[Statement] = []
+    def statements(self) -> Iterator[tuple[Statement, tuple[str, ...]]]:
+        """Yield each statement with the notices about it. A statement is read when it is requested."""
         while True:
             while self.stream.accept_kind(TokenType.SEMICOLON):
                 pass
             if self.stream.token is None:
-                return found
-            statement = self.statement()
-            found.append(statement)
-            if isinstance(statement, UseDatabase):
-                self.database = statement.name
-            elif isinstance(statement, CreateView):
-                self.views[str(statement.path)] = statement.sql
-            elif isinstance(statement, DropView):
-                self.views.pop(str(statement.path), None)
-            if self.stream.token is not None and not self.stream.is_kind(TokenType.SEMICOLON):
-                raise self.stream.expected("';' or the end of the statement")
+                return
+            if ScriptReader(self).begins_set():
+                yield from list(self.statement_set())
+            else:
+                yield self.whole_statement()
+                continue
+            self.end()
+
+    def statement_set(self) -> Iterator[tuple[Statement, tuple[str, ...]]]:
+        """Read the INSERTs up to END; all of them are read before the first one is carried out."""
+        while True:
+            while self.stream.accept_kind(TokenType.SEMICOLON):
+                pass
+            if self.stream.accept("END"):
+                return
+            if not self.stream.at("INSERT"):
+                raise self.stream.expected("INSERT or END")
+            yield self.whole_statement()
+
+    def whole_statement(self) -> tuple[Statement, tuple[str, ...]]:
+        first = self.stream.token
+        assert first is not None
+        self.notices, self.queries, self.times, self.of_connector = [], [], [], None
+        statement = self.statement()
+        self.end()
+        token = self.stream.token
+        end = len(self.stream.sql) if token is None else token.start
+        self.stream.check_hints(first.start, end, self.queries)
+        return statement, tuple(self.notices)
+
+    def end(self) -> None:
+        if self.stream.token is None or self.stream.is_kind(TokenType.SEMICOLON):
+            return
+        if self.at_emit():
+            raise self.stream.error("EMIT CHANGES is for a SELECT of its own", self.stream.token)
+        raise self.stream.expected("';' or the end of the statement")
+
+    def query_or_stream(self) -> Statement:
+        select = self.query()
+        return Stream(select) if self.stream.accept("EMIT", "CHANGES") else select
 
     def statement(self) -> Statement:
         token = self.stream.token
         if token is not None and token.token_type is TokenType.L_PAREN and self.at_query():
-            return self.query()
+            return self.query_or_stream()
         word = token.text.upper() if token is not None and token.token_type is TokenType.VAR else ""
         read = self.beginnings.get(word)
         if read is None:
             known = ", ".join(name for name in self.beginnings if name not in _OF_QUERIES)
+            if word in _NOT_HERE:
+                raise self.stream.error(f"{word} is not a statement here: {_NOT_HERE[word]}", token)
             if word in ("MERGE", "ANALYZE", "CALL", "RENAME", "REPLACE"):
                 raise self.stream.error(f"{word} is not in this release; the statements are {known}", token)
             near = difflib.get_close_matches(word, self.beginnings, n=1)
@@ -142,13 +205,17 @@ class Parser(QueryReader):
             return CreateDatabase(name, if_not_exists, comment, properties)
         if self.stream.accept("TABLE"):
             return self.create_table()
+        if self.stream.accept("TEMPORARY", "TABLE") or self.stream.accept("TEMP", "TABLE"):
+            return ScriptReader(self).create_temporary_table()
+        if self.stream.accept("CATALOG"):
+            return ScriptReader(self).create_catalog()
         if self.stream.accept("USER"):
             return RightsReader(self).create_user()
         or_replace = self.stream.accept("OR", "REPLACE")
         named = ("TEMPORARY", "VIEW"), ("TEMP", "VIEW"), ("VIEW",)
         if not any(self.stream.accept(*words) for words in named):
             self.refuse(
-                "TABLE", "TEMPORARY", "EXTERNAL", "FUNCTION", "CATALOG", "MATERIALIZED", "INDEX",
+                "TABLE", "TEMPORARY", "EXTERNAL", "FUNCTION", "MATERIALIZED", "INDEX",
                 what="CREATE OR REPLACE" if or_replace else "CREATE",
             )  # fmt: skip
             raise self.stream.expected("DATABASE, TABLE, VIEW or USER")
@@ -190,6 +257,9 @@ class Parser(QueryReader):
             if not cascade:
                 self.stream.accept("RESTRICT")
             return DropDatabase(name, if_exists, cascade)
+        if self.stream.accept("TEMPORARY", "TABLE") or self.stream.accept("TEMPORARY", "VIEW"):
+            if_exists = self.stream.accept("IF", "EXISTS")
+            return DropView(self.table_path(), if_exists)
         if self.stream.accept("TABLE"):
             if_exists = self.stream.accept("IF", "EXISTS")
             return DropTable(self.table_path(), if_exists)
@@ -209,6 +279,8 @@ class Parser(QueryReader):
             return ShowTopics(self.like())
         if self.stream.accept("VIEWS"):
             return ShowViews(self.like())
+        if self.stream.accept("CATALOGS"):
+            return ShowCatalogs()
         if self.stream.accept("COLUMNS"):
             if not self.stream.accept("FROM"):
                 self.stream.accept("IN")
@@ -234,7 +306,7 @@ class Parser(QueryReader):
         if self.stream.accept("USERS"):
             return RightsReader(self).show_users()
         raise self.stream.expected(
-            "DATABASES, TABLES, COLUMNS, PARTITIONS, OPTIONS, TOPICS, VIEWS, GRANTS, USERS, CREATE TABLE or"
+            "DATABASES, TABLES, COLUMNS, PARTITIONS, OPTIONS, TOPICS, VIEWS, CATALOGS, GRANTS, USERS, CREATE TABLE or"
             " CREATE DATABASE"
         )
 
@@ -243,6 +315,8 @@ class Parser(QueryReader):
 
     def use(self) -> Statement:
         self.stream.expect("USE")
+        if self.stream.accept("CATALOG"):
+            return ScriptReader(self).use_catalog()
         self.a_database()
         return UseDatabase(self.database_name())
 
@@ -302,11 +376,12 @@ class Parser(QueryReader):
 
     # Tables
 
-    def create_table(self) -> CreateTable | CreateTableAs:
+    def create_table(self) -> CreateTable | CreateTableAs | CreateTableLike:
         if_not_exists = self.stream.accept("IF", "NOT", "EXISTS")
         name_token = self.stream.token
         path = self.table_path()
-        self.refuse("LIKE", what="CREATE TABLE ...")
+        if self.stream.at("LIKE"):
+            return ScriptReader(self).like(CreateTableLike(path, path, if_not_exists=if_not_exists))
         schema: Schema | None = None
         columns: tuple[Column, ...] = ()
         primary_key: tuple[str, ...] = ()
@@ -319,6 +394,7 @@ class Parser(QueryReader):
                 columns, primary_key = tuple(schema.columns), tuple(schema.primary_key)
             self.stream.expect_kind(TokenType.R_PAREN, "',' or ')'")
         names = {column.name for column in columns}
+        times = ",".join(self.times)
         comment: str | None = None
         options: dict[str, str] = {}
         partition_keys: tuple[str, ...] = ()
@@ -326,6 +402,7 @@ class Parser(QueryReader):
             if self.stream.accept("COMMENT"):
                 comment = self.stream.text("a comment in single quotes").text
             elif self.stream.accept("WITH"):
+                self.connector()
                 options = self.options(is_primary_key_table=bool(primary_key))
                 bucket_key = options.get(table_options.BUCKET_KEY)
                 if bucket_key is not None:
@@ -344,7 +421,11 @@ class Parser(QueryReader):
                 )
             else:
                 break
-        self.refuse("LIKE", what="CREATE TABLE ...")
+        if self.stream.at("LIKE"):
+            given = CreateTableLike(
+                path, path, columns, primary_key, options, comment, partition_keys, if_not_exists
+            )
+            return ScriptReader(self).like(given)
         if self.stream.accept("AS"):
             if not self.at_query():
                 raise self.stream.expected("a query")
@@ -353,6 +434,8 @@ class Parser(QueryReader):
             )
         if schema is None:
             raise self.stream.expected("AS and a query, which gives the columns")
+        if times:
+            options[table_options.TableOptions.processing_times.name] = times
         try:
             definition = TableDefinition(
                 path, schema, options=options, comment=comment, partition_keys=partition_keys
@@ -360,6 +443,19 @@ class Parser(QueryReader):
         except TableError as error:
             raise self.stream.error(error.message, name_token) from error
         return CreateTable(definition, if_not_exists)
+
+    def connector(self) -> None:
+        """Raise DdlError for the options of another connector than this one."""
+        tokens = self.stream.tokens[self.stream.position :]
+        for name, value in zip(tokens, tokens[2:], strict=False):
+            if name.token_type is TokenType.R_PAREN:
+                return
+            if name.token_type is TokenType.STRING and name.text == "connector" and value.text != "fluss":
+                raise self.stream.error(
+                    "a table here has no connector: write CREATE TEMPORARY TABLE ... WITH"
+                    f" ('connector' = '{value.text}') for a name of this session",
+                    name,
+                )
 
     def of_query(self) -> bool:
         return any(map(self.stream.at, ("AS", "WITH", "COMMENT", "PARTITIONED")))

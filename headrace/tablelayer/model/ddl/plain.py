@@ -8,8 +8,9 @@ second statement or an error goes to the parser.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
+from headrace.tablelayer.model.ddl.names import Names
 from headrace.tablelayer.model.ddl.statements import (
     DescribeTable,
     ShowDatabases,
@@ -44,6 +45,21 @@ def parse(
     from headrace.tablelayer.model.ddl.parser import parse as parse_all
 
     return parse_all(sql, default_database, views)
+
+
+def parse_each(sql: str, names: Names) -> Iterator[tuple[Statement, tuple[str, ...]]]:
+    """Yield each statement of a text with the notices about it: sentences about words that have no effect here.
+
+    A statement is read when it is requested, by the names that the caller has added until then. Raises DdlError for a
+    statement that cannot be understood, after those before it.
+    """
+    plain = plain_statement(sql, names.database)
+    if plain is not None:
+        yield plain, ()
+        return
+    from headrace.tablelayer.model.ddl.parser import parse_each as parse_all
+
+    yield from parse_all(sql, names)
 
 
 def plain_statement(sql: str, database: str) -> Statement | None:

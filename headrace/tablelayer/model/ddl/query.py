@@ -19,14 +19,27 @@ class Bounds(msgspec.Struct, frozen=True):
     include_upper: bool = True
 
 
+class ReadOptions(msgspec.Struct, frozen=True):
+    """The way to read a table that a hint gives: the start of its changes, or a snapshot of its lake.
+
+    `start`: earliest, latest or timestamp; with timestamp, `start_time` is a number of milliseconds or a time as text.
+    """
+
+    start: str | None = None
+    start_time: str | None = None
+    snapshot: int | None = None
+    snapshot_time: int | None = None
+
+
 class PastTable(msgspec.Struct, frozen=True):
     """A table in the past: at a time (`FOR SYSTEM_TIME AS OF`) or at offsets by bucket (`FOR VERSION AS OF`).
 
-    A time is a number of milliseconds or a datetime.
+    A time is a number of milliseconds or a datetime. `options` are those of a hint, instead of a moment.
     """
 
     table: str
-    moment: int | datetime | Mapping[int, int]
+    moment: int | datetime | Mapping[int, int] | None
+    options: ReadOptions | None = None
 
 
 class Select(msgspec.Struct, frozen=True):
@@ -77,6 +90,11 @@ class Select(msgspec.Struct, frozen=True):
 
     pivots: bool = False
     """The columns of the result may depend on the rows."""
+
+    notices: tuple[str, ...] = ()
+    """Sentences for the user about words that have no effect here."""
+    times: tuple[tuple[str, str], ...] = ()
+    """Pairs of a table and a name that the table must declare as the time of processing, for lookup joins."""
 
     @property
     def table(self) -> str | None:

@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from sqlglot import TokenType
 
 from headrace.tablelayer.model.ddl.clauses import ClauseReader
+from headrace.tablelayer.model.ddl.names import Names
 from headrace.tablelayer.model.ddl.query import Select
 from headrace.tablelayer.model.ddl.tokens import TokenStream
 
@@ -20,11 +19,12 @@ _AFTER_NAMES = (TokenType.COMMA, TokenType.R_PAREN, TokenType.DOT, TokenType.SEM
 
 
 class QueryReader(ClauseReader):
-    """A reader of queries. `views`: queries by `database.name`, which replace the names."""
+    """A reader of queries."""
 
-    def __init__(self, stream: TokenStream, database: str, views: Mapping[str, str]) -> None:
-        super().__init__(stream, database)
-        self.views = dict(views)
+    def __init__(self, stream: TokenStream, names: Names) -> None:
+        super().__init__(stream, names)
+        self.queries: list[tuple[int, int]] = []
+        """The positions of the queries that were read since `forget`."""
 
     def at_query(self, ahead: int = 0) -> bool:
         """Return whether a query begins `ahead` tokens further on, perhaps in brackets."""
@@ -45,20 +45,32 @@ class QueryReader(ClauseReader):
         first = last = stream.tokens[stream.position]
         depth = 0
         while (token := stream.token) is not None and not stream.is_kind(TokenType.SEMICOLON):
-            if in_brackets and depth == 0 and token.token_type is TokenType.R_PAREN:
+            if depth == 0 and ((in_brackets and token.token_type is TokenType.R_PAREN) or self.at_emit()):
                 break
             depth += (token.token_type is TokenType.L_PAREN) - (token.token_type is TokenType.R_PAREN)
             last = token
             stream.position += 1
+        end = stream.hint_after(last.end + 1)
+        self.queries.append((first.start, end))
         from headrace.tablelayer.model.ddl.select import analyze
 
-        return analyze(stream.sql, first.start, last.end + 1, self.database, self.views)
+        return self.noticed(analyze(stream.sql, first.start, end, self.known))
+
+    def noticed(self, select: Select) -> Select:
+        self.notices += [each for each in select.notices if each not in self.notices]
+        return select
+
+    def at_emit(self) -> bool:
+        """Return whether EMIT CHANGES comes next, at the end of the statement."""
+        stream = self.stream
+        after = stream.tokens[stream.position + 2 : stream.position + 3]
+        return stream.at("EMIT", "CHANGES") and all(each.token_type is TokenType.SEMICOLON for each in after)
 
     def analyzed(self, sql: str) -> Select:
         """Return the analysis of a query that is not part of the text."""
         from headrace.tablelayer.model.ddl.select import analyze
 
-        return analyze(sql, 0, len(sql), self.database, self.views)
+        return analyze(sql, 0, len(sql), self.known)
 
     def check_expression(self, start: int, end: int) -> None:
         from headrace.tablelayer.model.ddl.select import check_expression

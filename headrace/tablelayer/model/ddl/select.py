@@ -24,11 +24,22 @@ from sqlglot.errors import ParseError, TokenError
 
 from headrace.tablelayer.model.ddl.adapt import adapt
 from headrace.tablelayer.model.ddl.errors import DdlError
+from headrace.tablelayer.model.ddl.flink import (
+    hint_text,
+    is_hint,
+    join_lookups,
+    marked,
+    options_of,
+    read_hints,
+    sorted_options,
+    translate,
+)
 from headrace.tablelayer.model.ddl.known import check_known
+from headrace.tablelayer.model.ddl.names import Names
 from headrace.tablelayer.model.ddl.query import Bounds, PastTable, Select
 from headrace.tablelayer.model.ddl.query_types import SCHEMA
 from headrace.tablelayer.model.ddl.scopes import defining
-from headrace.tablelayer.model.filters.trees import conjuncts, only, understood
+from headrace.tablelayer.model.filters.trees import conjuncts, hints_in, only, understood
 from headrace.tablelayer.model.types.column_types import DATE, timestamp
 from headrace.tablelayer.model.types.values import Value, negated, number, typed
 
@@ -44,6 +55,22 @@ class _Queries(DuckDB):
             key: value for key, value in DuckDB.Tokenizer.SINGLE_TOKENS.items() if key not in ("$", "`")
         }
 
+    class Parser(DuckDB.Parser):  # type: ignore[valid-type,misc]
+        FUNCTION_PARSERS = {  # noqa: RUF012
+            **DuckDB.Parser.FUNCTION_PARSERS,
+            "JSON_VALUE": lambda self: _json_value(self),
+        }
+
+
+def _json_value(parser: Any) -> exp.JSONValue:
+    """Read the arguments of JSON_VALUE, in the syntax of SQL's standard."""
+    this, path = parser._parse_bitwise(), None
+    if parser._match(TokenType.COMMA):
+        path = parser._parse_bitwise()
+    returning = parser._match_text_seq("RETURNING") and parser._parse_types()
+    condition = parser._parse_on_condition()
+    return exp.JSONValue(this=this, path=path, returning=returning or None, on_condition=condition)
+
 
 def to_duckdb(
     select: Select,
@@ -51,12 +78,13 @@ def to_duckdb(
     *,
     every_row: bool = False,
     schemas: Mapping[str, pa.Schema] | None = None,
+    text: str | None = None,
 ) -> str:
     """Return the query in DuckDB's SQL, with the tables of `tables` renamed to `names`.
 
-    `every_row`: without its WHERE. `schemas`: those of the known tables.
+    `every_row`: without its WHERE. `schemas`: those of the known tables. `text`: another query over the same tables.
     """
-    tree = _parse_one(select.sql)
+    tree = _parse_one(select.sql if text is None else text)
     _quote_reserved(tree)
     if every_row:
         tree.set("where", None)
@@ -98,6 +126,11 @@ def _quote_reserved(tree: exp.Expr) -> None:
     for name in tree.find_all(exp.Identifier):
         if name.name.lower() in _RESERVED:
             name.set("quoted", True)
+
+
+def parsed(select: Select) -> exp.Expr:
+    """Return the query's tree."""
+    return _parse_one(select.sql)
 
 
 def with_databases(select: Select) -> str:
@@ -204,21 +237,37 @@ def _expanded(tree: exp.Expr, database: str, views: Mapping[str, str]) -> bool:
     return bool(found)
 
 
-def analyze(sql: str, start: int, end: int, database: str, views: Mapping[str, str] | None = None) -> Select:
-    """Return the query sql[start:end]; tables without a database are in `database`.
+def analyze(sql: str, start: int, end: int, names: Names) -> Select:
+    """Return the query sql[start:end]; tables without a database are in the current one of `names`.
 
-    `views`: queries (`with_databases`) by `database.name`. Raises DdlError.
+    Raises DdlError.
     """
-    text = sql[start:end]
+    text, database = sql[start:end], names.database
+    hints = hints_in(text)
+    for first, last in hints:
+        try:
+            sorted_options(hint_text(text, first, last))
+        except ValueError as error:
+            raise DdlError(str(error), sql, start + first, last - first) from None
+    written = marked(text, hints) if hints else text
     try:
-        tree = _parse_one(text)
+        tree = _parse_one(written)
     except ParseError as error:
+        if hints:
+            raise _misplaced_hint(sql, start, text, hints) from None
         raise _syntax_error(sql, start, text, error) from None
     except TokenError as error:
         raise DdlError(f"the query cannot be read: {error}", sql, start, 1) from None
     try:
+        changed = translate(tree, names)
+        found, notices = read_hints(tree)
+        if found < len(hints):
+            raise _misplaced_hint(sql, start, text, hints)
         check_known(tree)
-        if views and _expanded(tree, database, views):
+        changed |= _expanded(tree, database, names.views)
+        joined, times = join_lookups(tree, database)
+        changed |= _expanded(tree, database, names.views)  # the right sides of such joins
+        if changed or joined or hints:
             text = tree.sql(dialect=DuckDB)
             tree = _parse_one(text)
     except ValueError as error:
@@ -229,7 +278,7 @@ def analyze(sql: str, start: int, end: int, database: str, views: Mapping[str, s
     conditions = _conditions(base_tables, database)
     try:
         moments = {
-            _qualified(table, database): PastTable(f"{table.db or database}.{table.name}", _moment(version))
+            _qualified(table, database): _past(f"{table.db or database}.{table.name}", version)
             for table in base_tables
             if (version := table.args.get("version")) is not None
         }
@@ -253,6 +302,8 @@ def analyze(sql: str, start: int, end: int, database: str, views: Mapping[str, s
         and len(list(tree.find_all(exp.Query))) == 1
         and not pivots,
         "pivots": pivots,
+        "notices": tuple(notices),
+        "times": tuple(times),
     }
     if simple is None:
         return Select(text, tables, **common)
@@ -326,6 +377,30 @@ def _qualified(table: exp.Table, database: str) -> str:
     """Return the name of a table that is read; the same table at two moments has two names."""
     version = table.args.get("version")
     return f"{table.db or database}.{table.name}" + ("" if version is None else f" {version.sql()}")
+
+
+def _past(table: str, version: exp.Version) -> PastTable:
+    if is_hint(version):
+        return PastTable(table, None, options_of(version))
+    return PastTable(table, _moment(version))
+
+
+def _misplaced_hint(sql: str, start: int, text: str, hints: Sequence[tuple[int, int]]) -> DdlError:
+    """Return the error about a hint with which a query cannot be read; that of the query, if it has one without."""
+    plain = text
+    for first, last in hints:
+        plain = plain[:first] + " " * (last - first) + plain[last:]
+    try:
+        _parse_one(plain)
+    except ParseError as error:
+        return _syntax_error(sql, start, plain, error)
+    first, last = hints[0]
+    return DdlError(
+        "a hint is written after the name of a table, as FROM t /*+ OPTIONS('name' = 'value') */",
+        sql,
+        start + first,
+        last - first,
+    )
 
 
 def _moment(version: exp.Version) -> int | datetime | Mapping[int, int]:

@@ -15,6 +15,9 @@ from headrace.tablelayer.model.table.definition import TableDefinition, TablePat
 from headrace.tablelayer.model.table.evolution import Change, evolve
 from headrace.tablelayer.model.types.values import Value
 
+LIKE_PARTS = ("CONSTRAINTS", "GENERATED", "METADATA", "OPTIONS", "PARTITIONS")
+"""The parts of a table that CREATE TABLE ... LIKE can include or exclude."""
+
 
 class CreateDatabase(msgspec.Struct, frozen=True):
     name: str
@@ -58,6 +61,44 @@ class UseDatabase(msgspec.Struct, frozen=True):
 
 class CreateTable(msgspec.Struct, frozen=True):
     definition: TableDefinition
+    if_not_exists: bool = False
+
+
+class CreateTableLike(msgspec.Struct, frozen=True):
+    """Create a table with the definition of another one, and more.
+
+    `columns` and `options` are added, and `primary_key` and `partition_keys` given, to what the other table has.
+    `included`: the parts that are taken from it, of LIKE_PARTS. `overwriting`: given options replace the other table's.
+    """
+
+    path: TablePath
+    source: TablePath
+    columns: tuple[Column, ...] = ()
+    primary_key: tuple[str, ...] = ()
+    options: Mapping[str, str] = msgspec.field(default_factory=dict)
+    comment: str | None = None
+    partition_keys: tuple[str, ...] = ()
+    if_not_exists: bool = False
+    included: tuple[str, ...] = LIKE_PARTS
+    overwriting: bool = True
+
+
+class TemporaryColumn(msgspec.Struct, frozen=True):
+    """A column of a connector: stored (`column`), computed (`expression`), or about its records (`metadata`)."""
+
+    name: str
+    column: Column | None = None
+    expression: str | None = None
+    metadata: str | None = None
+
+
+class CreateTemporaryTable(msgspec.Struct, frozen=True):
+    """A name for the rows of a connector, for the rest of a session."""
+
+    path: TablePath
+    columns: tuple[TemporaryColumn, ...]
+    options: Mapping[str, str]
+    primary_key: tuple[str, ...] = ()
     if_not_exists: bool = False
 
 
@@ -270,6 +311,53 @@ class DropView(msgspec.Struct, frozen=True):
     if_exists: bool = False
 
 
+class Stream(msgspec.Struct, frozen=True):
+    """A query that goes on: a row for each change of its table, until it is stopped."""
+
+    select: Select
+
+
+class SetSetting(msgspec.Struct, frozen=True):
+    """SET 'name' = 'value'; without a name, list the settings."""
+
+    name: str | None = None
+    value: str = ""
+
+
+class ResetSetting(msgspec.Struct, frozen=True):
+    """RESET 'name'; without a name, all settings."""
+
+    name: str | None = None
+
+
+class CreateCatalog(msgspec.Struct, frozen=True):
+    """A name for this server, for the rest of a session. `database`: the one that USE CATALOG chooses, None: any."""
+
+    name: str
+    database: str | None = None
+    server: str | None = None
+    if_not_exists: bool = False
+    others: tuple[str, ...] = ()
+    """The names of options that have no effect here."""
+
+
+class UseCatalog(msgspec.Struct, frozen=True):
+    """`database`: the current one from here on."""
+
+    name: str
+    database: str
+
+
+class ShowCatalogs(msgspec.Struct, frozen=True):
+    pass
+
+
+class Notice(msgspec.Struct, frozen=True):
+    """A statement that changes nothing here, and what to tell the user."""
+
+    text: str
+
+
 class Password:
     """A text that no `repr`, error or log shows; `reveal` returns it."""
 
@@ -353,6 +441,8 @@ Statement = (
     | ShowDatabases
     | UseDatabase
     | CreateTable
+    | CreateTableLike
+    | CreateTemporaryTable
     | AlterTable
     | AddPartition
     | DropPartition
@@ -385,5 +475,12 @@ Statement = (
     | AlterUser
     | DropUser
     | ShowUsers
+    | SetSetting
+    | ResetSetting
+    | CreateCatalog
+    | UseCatalog
+    | ShowCatalogs
+    | Notice
+    | Stream
     | Select
 )

@@ -7,6 +7,7 @@ Comments are `-- to the end of the line` and `/* ... */`. Words are not case-sen
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import ClassVar
 
 from sqlglot import Token, TokenType
@@ -15,7 +16,7 @@ from sqlglot.dialects.dialect import Dialect
 from sqlglot.errors import TokenError
 
 from headrace.tablelayer.model.ddl.errors import DdlError
-from headrace.tablelayer.model.filters.trees import hint_in
+from headrace.tablelayer.model.filters.trees import hints_in
 
 
 class _Words(Dialect):
@@ -45,16 +46,25 @@ class TokenStream:
         except TokenError:
             reason = "the quote or comment that begins here is not closed"
             raise DdlError(reason, sql, _unclosed(sql), 1) from None
-        hint = hint_in(sql)
-        if hint is not None:
-            # As a comment it would be ignored, and the statement would have another meaning than it seems.
-            raise DdlError(
-                "hints (/*+ ... */) are not in this release: leave it out; to read a table in the past use"
-                " FOR SYSTEM_TIME AS OF TIMESTAMP '2026-01-31 12:00:00'",
-                sql,
-                hint[0],
-                hint[1] - hint[0],
-            )
+        self._hints = hints_in(sql)
+
+    def hint_after(self, position: int) -> int:
+        """Return the end of the last hint between a position and the next token; without one, the position."""
+        token = self.token
+        limit = len(self.sql) if token is None else token.start
+        return max((last for first, last in self._hints if position <= first < limit), default=position)
+
+    def check_hints(self, start: int, end: int, known: Sequence[tuple[int, int]] = ()) -> None:
+        """Raise DdlError for a hint between two positions, except in `known` ones: as a comment it would be ignored."""
+        for first, last in self._hints:
+            if start <= first < end and not any(begin <= first < after for begin, after in known):
+                raise DdlError(
+                    "hints (/*+ ... */) are only known after a table of a query, as /*+ OPTIONS('name' = 'value') */:"
+                    " leave it out",
+                    self.sql,
+                    first,
+                    last - first,
+                )
 
     @property
     def token(self) -> Token | None:
@@ -129,6 +139,29 @@ class TokenStream:
     def source(self, token: Token) -> str:
         """Return the token as it is written."""
         return self.sql[token.start : token.end + 1]
+
+
+def hint_options(text: str) -> dict[str, str]:
+    """Return the pairs of a hint's text, `OPTIONS('name' = 'value', ...)`. Raises ValueError."""
+    found: dict[str, str] = {}
+    try:
+        stream = TokenStream(text)
+        stream.expect("OPTIONS")
+        stream.expect_kind(TokenType.L_PAREN, "'('")
+        while True:
+            name = stream.text("a name in single quotes").text
+            stream.expect_kind(TokenType.EQ, "'='")
+            if name in found:
+                raise ValueError(f"the hint's option '{name}' is given twice")
+            found[name] = stream.text("a value in single quotes").text
+            if not stream.accept_kind(TokenType.COMMA):
+                stream.expect_kind(TokenType.R_PAREN, "',' or ')'")
+                break
+        if stream.token is not None:
+            raise stream.expected("the end of the hint")
+    except DdlError as error:
+        raise ValueError(f"a hint is written OPTIONS('name' = 'value', ...): {error.reason}") from None
+    return found
 
 
 def _unclosed(sql: str) -> int:

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
-from headrace.tablelayer.model.filters.trees import conjuncts, hint_in, only
+from headrace.tablelayer.model.filters.trees import conjuncts, hints_in, only
 from headrace.tablelayer.model.schema.schema import Column, Schema
 from headrace.tablelayer.model.types.column_types import DataType, TypeKind
 from headrace.tablelayer.model.types.values import typed
@@ -100,7 +100,7 @@ def push_down(conditions: Iterable[Any], schema: Schema, dialect: str = SPARK) -
             trees = [condition] if isinstance(condition, sql.Expr) else sqlglot.parse(condition, read=dialect)
         except SqlglotError:
             trees = []
-        if len(trees) != 1 or trees[0] is None or (isinstance(condition, str) and hint_in(condition)):
+        if len(trees) != 1 or trees[0] is None or (isinstance(condition, str) and hints_in(condition)):
             # The engine's own parser reports the error. All columns are named, because the condition's columns are
             # unknown.
             left.append(str(condition))

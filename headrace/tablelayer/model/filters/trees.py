@@ -44,11 +44,11 @@ def conjuncts(condition: Any) -> list[Any]:
     return found
 
 
-def hint_in(sql: str) -> tuple[int, int] | None:
-    """Return the start and the end of the first hint (`/*+ ... */`) in a text. Parsers drop hints as comments."""
-    position = 0
+def hints_in(sql: str) -> list[tuple[int, int]]:
+    """Return the start and the end of each hint (`/*+ ... */`) in a text. Parsers drop hints as comments."""
+    found, position = list[tuple[int, int]](), 0
     while "/*+" in sql and position < len(sql) and (piece := _PIECE.match(sql, position)) is not None:
         position = piece.end()
         if piece.group().startswith("/*+"):
-            return piece.start(), position
-    return None
+            found.append((piece.start(), position))
+    return found

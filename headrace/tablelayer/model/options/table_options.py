@@ -300,6 +300,13 @@ class TableOptions:
         "The time zone of the calendar for partitions; by default the server's.",
         partitioned_only=True,
     )
+    processing_times = Option(
+        "table.processing-times",
+        COLUMNS,
+        (),
+        "Names that stand for the time of a query in FOR SYSTEM_TIME AS OF, as in a lookup join of Flink's SQL: "
+        "CREATE TABLE writes them from columns AS PROCTIME(). They are not columns.",
+    )
     kafka_creates_partitions = Option(
         "table.kafka.dynamic-create-partition.enabled",
         BOOLEAN,

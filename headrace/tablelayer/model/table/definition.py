@@ -463,6 +463,11 @@ def _validate(definition: TableDefinition) -> None:
         wrong = complaint_about(schema.columns)
         if wrong is not None:
             raise _invalid(f"table {definition.path} cannot have Avro values: {wrong}")
+    times = [name for name in definition.settings.processing_times if name in schema]
+    if times:
+        raise _invalid(
+            f"option '{TableOptions.processing_times.name}': '{times[0]}' is a column of table {definition.path}"
+        )
     _check_row_ttl(definition)
     _check_merge_engine(definition)
     _check_statistics(definition)

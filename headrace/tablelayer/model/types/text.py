@@ -16,6 +16,7 @@ column.
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.types.column_types import (
@@ -71,7 +72,7 @@ def parse_type(text: str) -> DataType:
     Raises TableError(INVALID_TABLE) that names the word that is unknown or not allowed.
     """
     try:
-        data_type, end = read_type_at(text, 0)
+        data_type, end, _ = read_type_at(text, 0)
         rest = _TOKEN.match(text, end)
         if rest is not None:
             raise TypeTextError(f"'{text.strip()}' is not a type", rest.start(), 1)
@@ -80,18 +81,35 @@ def parse_type(text: str) -> DataType:
     return data_type
 
 
-def read_type_at(text: str, position: int) -> tuple[DataType, int]:
-    """Return the type at a position, and the position of its end. Raises TypeTextError."""
-    reader = _Reader(text, position)
+class LostLength(NamedTuple):
+    """A type with a length, as it is written, that was read as a kind without one."""
+
+    written: str
+    kind: str
+
+    def __str__(self) -> str:
+        return self.written
+
+
+def read_type_at(
+    text: str, position: int, *, any_length: bool = False
+) -> tuple[DataType, int, list[LostLength]]:
+    """Return the type at a position, and the position of its end. Raises TypeTextError.
+
+    With `any_length`, VARCHAR(n) and VARBINARY(n) lose their lengths, and are returned as they are written.
+    """
+    reader = _Reader(text, position, any_length=any_length)
     data_type = reader.type(1)
-    return data_type, reader.position
+    return data_type, reader.position, reader.lost
 
 
 class _Reader:
     """A reader that goes over a text once; `position` is behind the last token read."""
 
-    def __init__(self, text: str, position: int) -> None:
+    def __init__(self, text: str, position: int, *, any_length: bool = False) -> None:
         self.text = text
+        self.any_length = any_length
+        self.lost: list[LostLength] = []
         self.position = position
         self.count = 0
         """Number of types inside of the type being read."""
@@ -240,7 +258,9 @@ class _Reader:
         written = self.text[start : self.position].strip()
         if name in _OF_ANY_LENGTH:
             name, otherwise = _OF_ANY_LENGTH[name]
-            if parameters not in ([], [_LENGTH_MAX]):
+            if self.any_length and len(parameters) == 1 and 0 < parameters[0] < _LENGTH_MAX:
+                self.lost.append(LostLength(written, name))
+            elif parameters not in ([], [_LENGTH_MAX]):
                 raise self.error(f"type {written}: {otherwise}", match)
             return DataType(TypeKind(name))
         if name not in TypeKind.__members__:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from uuid import UUID
 
 from headrace.broker.requests.declaration import RequestContext
 from headrace.broker.security.rights import Operation
+from headrace.protocol.errors import KafkaError
+from headrace.tablelayer.model.errors import TableError
 from headrace.tablelayer.model.messages import catalog as m
 from headrace.tablelayer.model.table.definition import TablePath
+from headrace.tablelayer.model.table.partitions import plan_partitions
 from headrace.tablelayer.server.catalog.catalog import Catalog
 from headrace.tablelayer.server.rights.table_rights import TableRights
 from headrace.tablelayer.server.services import Services
+
+logger = logging.getLogger("headrace.tables")
 
 
 class CatalogHandlers:
@@ -87,7 +94,24 @@ class CatalogHandlers:
         table_id = await self._catalog.create_table(
             request.definition, ignore_if_exists=request.ignore_if_exists, check=check
         )
+        await self._create_first_partitions(table_id)
         return m.CreateTableResponse(table_id=table_id)
+
+    async def _create_first_partitions(self, table_id: UUID) -> None:
+        """Create the partitions of a new table's calendar, so that the next request finds them."""
+        catalog = self._catalog
+        try:
+            definition = catalog.by_id(table_id)
+            names = catalog.partition_names(definition.path)
+            if names or not definition.settings.auto_partition:
+                return
+            now_ms = self._services.context.clock.time_ms()
+            for name in plan_partitions(definition, names, now_ms, catalog.max_partitions).create:
+                await catalog.create_partition(definition, name, ignore_if_exists=True)
+        except (TableError, KafkaError) as error:
+            logger.warning(
+                "the calendar creates the partitions of table %s later: %s", table_id, error.message
+            )
 
     async def drop_table(self, context: RequestContext, request: m.DropTableRequest) -> m.DropTableResponse:
         path = TablePath(request.database, request.table)

@@ -270,7 +270,7 @@ def test_nested_values_in_statements():
         ("CREATE TABLE t (a TINYINT DEFAULT 300)", "300", "out of the range of TINYINT"),
         ("CREATE TABLE t (a DECIMAL(3, 1) DEFAULT 1.25)", "1.25", "does not fit into DECIMAL(3, 1)"),
         ("CREATE TABLE t (a STRING DEFAULT 5)", "5", "is not a value of STRING"),
-        ("CREATE TABLE t (a AS b + 1)", "AS", "computed columns are not in this release"),
+        ("CREATE TABLE t (b INT, a AS b + 1)", "b", "use a view: CREATE VIEW v AS SELECT"),
         (
             "CREATE TABLE t (a INT) WITH ('table.log.tll' = '1 d')",
             "'table.log.tll'",
@@ -280,7 +280,8 @@ def test_nested_values_in_statements():
         ("CREATE TABLE t (a INT) WITH ('bucket.num' = 'x')", "'bucket.num'", "whole number"),
         ("CREATE TABLE t (a INT, PRIMARY KEY (b) NOT ENFORCED)", "a", "'b' is not a column"),
         ("CREATE TABLE `a.b` (a INT)", "`a.b`", "table name 'a.b'"),
-        ("DROP TABLE a.b.c", ".", "database.table"),
+        ("DROP TABLE a.b.c", "a", "there is no catalog 'a'"),
+        ("DROP TABLE default_catalog.b.c.d", ".", "database.table"),
         ("DROP TABLE t u", "u", "expected ';'"),
         ("INSERT INTO t VALUES (1, 2), (3)", "(", "1 values, but 2 are needed"),
         ("INSERT INTO t (a, b) VALUES (1)", "(", "1 values, but 2 are needed"),

@@ -16,10 +16,12 @@ from sqlglot import expressions as exp
 from headrace.tablelayer.model.ddl import DdlError, parse
 from headrace.tablelayer.model.ddl import select as module
 from headrace.tablelayer.model.ddl.moments import OF_MICROSECONDS
+from headrace.tablelayer.model.ddl.names import Names
+from headrace.tablelayer.model.ddl.query import ReadOptions
 from headrace.tablelayer.model.ddl.select import analyze
 from headrace.tablelayer.model.errors import TableError
 from headrace.tablelayer.model.filters.conditions import filter_of_sql, push_down
-from headrace.tablelayer.model.filters.trees import conjuncts, hint_in, only
+from headrace.tablelayer.model.filters.trees import conjuncts, hints_in, only
 from headrace.tablelayer.model.schema.schema import Column, Schema
 from headrace.tablelayer.model.types import column_types as types
 
@@ -28,7 +30,7 @@ _ROOT = Path(__file__).parents[2]
 _READERS = [
     "model/filters/conditions.py", "model/filters/trees.py", "model/ddl/select.py", "model/ddl/moments.py",
     "model/ddl/scopes.py", "model/ddl/known.py", "model/ddl/query_types.py", "model/ddl/decimals.py",
-    "model/ddl/adapt.py",
+    "model/ddl/adapt.py", "model/ddl/flink.py", "model/ddl/streams.py",
 ]  # fmt: skip
 SCHEMA = Schema.of(
     [
@@ -109,7 +111,7 @@ SHORTCUTS = {
 def test_a_query_with_an_argument_that_is_not_known_is_refused_or_goes_to_duckdb(
     text: str, ways: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = analyze(text, 0, len(text), "d")
+    plain = analyze(text, 0, len(text), Names("d"))
     assert all(getattr(plain, way) for way in ways)
     tree = module._parse_one(text)
     for index, node in enumerate(tree.walk()):
@@ -117,7 +119,7 @@ def test_a_query_with_an_argument_that_is_not_known_is_refused_or_goes_to_duckdb
         next(itertools.islice(changed.walk(), index, None)).args["later"] = True
         monkeypatch.setattr(module, "_parse_one", lambda _, changed=changed: changed)
         try:
-            found = analyze(text, 0, len(text), "d")
+            found = analyze(text, 0, len(text), Names("d"))
         except DdlError:
             continue
         # The name of a result is DuckDB's, and all but equalities in a WHERE are what `push_down` reads.
@@ -140,34 +142,71 @@ def test_only_and_conjuncts() -> None:
 HINT = "/*+ OPTIONS('scan.snapshot-id'='1') */"
 HINTED = [
     f"SELECT {HINT} * FROM t",
-    f"SELECT * FROM t {HINT}",
     f"SELECT * FROM t WHERE a = 1 {HINT};",
-    f"SELECT (SELECT 1 FROM t {HINT})",
+    f"SELECT * FROM (SELECT 1) {HINT}",
     f"INSERT {HINT} INTO t VALUES (1)",
     f"INSERT INTO t {HINT} VALUES (1)",
-    f"INSERT INTO t SELECT * FROM t {HINT}",
     f"UPDATE t {HINT} SET a = 1 WHERE b = 2",
     f"DELETE FROM t {HINT} WHERE a = 1",
     f"TRUNCATE TABLE t {HINT}",
     f"COPY t TO 'x.csv' {HINT}",
     f"CREATE TABLE t (a INT {HINT})",
-    f"CREATE VIEW v AS SELECT * FROM t {HINT}",
-    f"EXPLAIN SELECT * FROM t {HINT}",
     f"-- {HINT}\nDROP TABLE t {HINT}",
 ]
 
 
 @pytest.mark.parametrize("sql", HINTED)
-def test_hints_are_refused_wherever_they_stand(sql: str) -> None:
-    with pytest.raises(DdlError, match=r"hints .* are not in this release") as raised:
+def test_hints_are_refused_where_no_table_of_a_query_is(sql: str) -> None:
+    with pytest.raises(DdlError, match=r"after (the name of )?a table") as raised:
         parse(sql)
     assert raised.value.word == HINT
 
 
+READ_BY_HINT = [
+    "SELECT * FROM t {}",
+    "SELECT a FROM t {} AS x WHERE x.a = 1",
+    "SELECT (SELECT 1 FROM t {})",
+    "SELECT * FROM u JOIN t {} ON u.a = t.a",
+    "INSERT INTO u SELECT * FROM t {}",
+    "CREATE VIEW v AS SELECT * FROM t {}",
+    "EXPLAIN SELECT * FROM t {};",
+]
+
+
+@pytest.mark.parametrize("sql", READ_BY_HINT)
+def test_a_hint_that_is_not_known_is_refused_and_pointed_at(sql: str) -> None:
+    for options, told in (
+        ("'scan.snapshotid'='1'", "'scan.snapshotid' is not known"),
+        ("'scan.startup.mode'='late'", "one of full, earliest"),
+        ("'scan.startup.mode'='timestamp'", "go together"),
+        ("'scan.snapshot-id'='x'", "whole number"),
+        ("'scan.snapshot-id'=1", "a hint is written"),
+    ):
+        hint = f"/*+ OPTIONS({options}) */"
+        with pytest.raises(DdlError, match=told) as raised:
+            parse(sql.format(hint))
+        assert raised.value.word == hint
+
+
+def test_the_options_of_a_hint_belong_to_their_table() -> None:
+    text = f"SELECT * FROM t {HINT} AS x JOIN u ON u.a = x.a"
+    select = analyze(text, 0, len(text), Names("d"))
+    assert {name: each.options for name, each in select.moments.items()} == {
+        select.tables[0]: ReadOptions(snapshot=1)
+    }
+    assert select.tables[1] == "d.u"
+    assert not select.is_simple
+    assert select.reads is None
+    text = "SELECT a FROM t /*+ OPTIONS('lookup.async'='true') */"
+    select = analyze(text, 0, len(text), Names("d"))
+    assert not select.moments
+    assert select.notices == ("the hint's 'lookup.async' has no effect here",)
+
+
 def test_what_only_looks_like_a_hint_is_none() -> None:
     for sql in ("SELECT '/*+ x */'", 'SELECT 1 AS "/*+"', "SELECT 1 -- /*+ x */", "SELECT 1 /* a /*+ b */"):
-        assert hint_in(sql) is None
-    assert hint_in("a / b - c /*+ x */") == (10, 18)
+        assert hints_in(sql) == []
+    assert hints_in("a / b - c /*+ x */") == [(10, 18)]
 
 
 def test_a_hint_in_a_filter_is_refused() -> None:

@@ -8,6 +8,7 @@ import pytest
 from headrace.protocol.errors import KafkaError
 from headrace.tablelayer.client import OutgoingRecord, Table, TableError, connect
 from headrace.tablelayer.model.ddl import DdlError
+from headrace.tablelayer.model.ddl.names import Names
 from headrace.tablelayer.model.ddl.select import analyze
 from headrace.tablelayer.sql.duck import Engine
 from headrace.tablelayer.sql.errors import SqlError
@@ -355,5 +356,5 @@ def test_a_lakes_rows_are_compared_and_computed_with_by_the_types_that_are_expec
     rows = pa.table({"z": pa.array([-1, 10**18, None], pa.int64()).cast(at.field(0).type)})
     text = "SELECT year(z) AS y FROM t WHERE z < TIMESTAMPTZ '9999-01-01 00:00:00Z' ORDER BY 1"
     source = Source(Step("db.t", "lake"), None, lambda: rows, expected=at)
-    answer = Engine(analyze(text, 0, len(text), "db"), {"db.t": source}).reader().read_all()
+    answer = Engine(analyze(text, 0, len(text), Names("db")), {"db.t": source}).reader().read_all()
     assert answer.column("y").to_pylist() == [1969, 2001]
