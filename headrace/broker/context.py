@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from headrace.broker.metadata.cluster import ClusterMetadata
     from headrace.broker.metadata.identity import BrokerIdentity
     from headrace.broker.net.peers import Peers
-    from headrace.broker.partitions.partition import Partition
     from headrace.broker.replication.replicas import LocalReplicas
     from headrace.broker.runtime.ports import AgeClock, Clock, CoordinationStore, Disk, Entropy, Threads
     from headrace.broker.security.acl.store import AclStore
@@ -67,10 +66,6 @@ class BrokerContext(msgspec.Struct):
     backups: Backups | None = None
     metrics: Metrics = msgspec.field(default_factory=Metrics)
     """The metrics that parts add theirs to."""
-
-    def partition(self, topic: str, index: int) -> Partition:
-        """Return a partition, or raise KafkaError(UNKNOWN_TOPIC_OR_PARTITION). A storage error shows on its use."""
-        return self.replicas.partition(topic, index)
 
     def extension_dir(self, name: str) -> Path:
         """Return the extension's own folder under the data directory, created if missing."""

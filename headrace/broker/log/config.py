@@ -67,6 +67,7 @@ class LogConfig(msgspec.Struct, frozen=True):
 
     # The following fields are computed from those above; given values are ignored.
     is_compacted: bool = False
+    is_log_append_time: bool = False
     needs_columns: bool = False
     """Whether the records of a client's batch have to be decoded, not only checked, to append it."""
     looks_into_batches: bool = False
@@ -82,15 +83,17 @@ class LogConfig(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         compacted = "compact" in self.cleanup_policy
+        log_append_time = self.message_timestamp_type == "LogAppendTime"
         needs_columns = (
             compacted
             or self.compression_type != "producer"
-            or (not self.is_log_append_time and self.message_timestamp_before_max_ms != LONG_MAX)
+            or (not log_append_time and self.message_timestamp_before_max_ms != LONG_MAX)
         )
         decompressed_max = max(DECOMPRESSED_BYTES, DECOMPRESSED_RATIO * self.max_message_bytes)
         flush_messages = 1 if self.durability == "power" else self.flush_messages
         force_setattr(self, "flush_messages", flush_messages)
         force_setattr(self, "is_compacted", compacted)
+        force_setattr(self, "is_log_append_time", log_append_time)
         force_setattr(self, "needs_columns", needs_columns)
         force_setattr(self, "looks_into_batches", needs_columns or self.strict_records)
         force_setattr(self, "decompressed_bytes_max", min(decompressed_max, MAX_DECOMPRESSED_BYTES))
@@ -112,10 +115,6 @@ class LogConfig(msgspec.Struct, frozen=True):
             self.retention_ms if self.local_retention_ms == -2 else self.local_retention_ms,
             self.retention_bytes if self.local_retention_bytes == -2 else self.local_retention_bytes,
         )
-
-    @property
-    def is_log_append_time(self) -> bool:
-        return self.message_timestamp_type == "LogAppendTime"
 
     @classmethod
     def parse(cls, config: Mapping[str, str]) -> LogConfig:

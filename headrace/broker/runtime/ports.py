@@ -45,11 +45,10 @@ class Entropy(Protocol):
 
 
 class SystemClock:
+    monotonic = staticmethod(time.monotonic)
+
     def time_ms(self) -> int:
         return time.time_ns() // 1_000_000
-
-    def monotonic(self) -> float:
-        return time.monotonic()
 
 
 class AgeClock:

@@ -59,7 +59,7 @@ async def with_log(tmp_path, config=None):
         if broker.context.metadata.topic("t") is None:
             await broker.create_topic("t")
         await broker.produce("t", [b"x"])
-        yield broker, broker.context.partition("t", 0).log
+        yield broker, broker.context.replicas.partition("t", 0).log
 
 
 async def test_a_change_counts_at_once_is_shown_with_its_source_and_survives_a_restart(tmp_path):

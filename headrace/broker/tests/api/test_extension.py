@@ -287,7 +287,7 @@ async def test_record_errors_are_told_with_their_indexes(tmp_path) -> None:
             (1, "record 1 is silent"),
             (3, "record 3 is silent"),
         ]
-        assert broker.context.partition("loud", 0).log.log_end_offset == 0
+        assert broker.context.replicas.partition("loud", 0).log.log_end_offset == 0
         assert (await broker.produce("loud", [b""], version=7)).error_code == ErrorCode.INVALID_RECORD
 
 
@@ -323,7 +323,7 @@ async def test_acks_all_is_told_when_the_partition_fails_meanwhile(tmp_path) -> 
         extension.hold = True
         everyone = asyncio.ensure_future(broker.produce("loud", [b"b"]))
         await asyncio.sleep(0.02)
-        broker.context.partition("loud", 0).fail("the test says so")
+        broker.context.replicas.partition("loud", 0).fail("the test says so")
         async with asyncio.timeout(SOON):
             assert (await everyone).error_code == ErrorCode.KAFKA_STORAGE_ERROR
 
@@ -374,7 +374,7 @@ async def test_a_partition_of_hooks_that_close_is_served_as_no_plain_one(tmp_pat
     async with direct_broker(tmp_path, extensions=[extension]) as broker:
         await broker.create_topic("loud", shout="true")
         await broker.produce("loud", [b"x"])
-        partition = broker.context.partition("loud", 0)
+        partition = broker.context.replicas.partition("loud", 0)
         extension.may_close.clear()
         closing = asyncio.ensure_future(partition.close())
         await until(lambda: "close" in extension.hooks["loud", 0].events)
@@ -399,7 +399,7 @@ async def test_what_was_to_be_handed_to_hooks_that_went_meanwhile_is_refused(tmp
         produced = asyncio.ensure_future(
             broker.send(ProduceRequest(acks=-1, timeout_ms=1000, topic_data=[topic]), 12)
         )
-        closing = asyncio.ensure_future(broker.context.partition("loud", 0).close())
+        closing = asyncio.ensure_future(broker.context.replicas.partition("loud", 0).close())
         answers = (await produced).responses[0].partition_responses
         await closing
         extension.hooks["loud", 0].events.clear()
@@ -426,7 +426,7 @@ async def test_retention_stops_at_the_floor_and_clients_cannot_delete_records(tm
         await broker.create_topic("loud", shout="true", retention_ms="1", segment_bytes="150")
         for _ in range(4):
             await broker.produce("loud", [b"x" * 50])
-        partition = broker.context.partition("loud", 0)
+        partition = broker.context.replicas.partition("loud", 0)
         late = broker.context.clock.time_ms() + 10_000
         extension.hooks["loud", 0].floor = 2
         assert partition.apply_retention(late) == 2

@@ -83,7 +83,7 @@ def test_kip74_sizes(sizes, max_bytes, partition_max_bytes, data, tmp_path_facto
             await filled(broker, sizes)
             stored = []
             for partition in range(len(sizes)):
-                log = broker.context.partition("t", partition).log
+                log = broker.context.replicas.partition("t", partition).log
                 raw = log.read(0, 1 << 30, up_to=log.log_end_offset).read()
                 stored.append([header.size for _, header in iter_headers(raw)])
             offsets = [data.draw(st.integers(0, len(batches))) for batches in sizes]
@@ -146,7 +146,7 @@ async def test_before_the_log_start_is_an_error(tmp_path) -> None:
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t")
         await broker.produce("t", [b"0", b"1", b"2"])
-        broker.context.partition("t", 0).delete_records(2)
+        broker.context.replicas.partition("t", 0).delete_records(2)
         assert (await broker.fetch("t", 1)).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
         answer = await broker.fetch("t", 2)
         assert (answer.error_code, answer.log_start_offset) == (0, 2)
@@ -183,7 +183,7 @@ async def test_a_waiting_fetch_is_answered_when_its_time_is_up(tmp_path) -> None
         answer = await broker.fetch("t", max_wait_ms=120)
         assert 0.11 <= loop.time() - before < 0.12 + SOON
         assert (answer.error_code, bytes(answer.records)) == (0, b"")
-        assert not broker.context.partition("t", 0)._waiters
+        assert not broker.context.replicas.partition("t", 0)._waiters
 
 
 async def test_min_bytes_are_waited_for(tmp_path) -> None:
@@ -217,7 +217,7 @@ async def test_a_waiting_fetch_is_woken_by_a_failure(tmp_path) -> None:
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t")
         task = await started(broker.fetch("t", max_wait_ms=LONG_MS))
-        broker.context.partition("t", 0).fail("the test says so")
+        broker.context.replicas.partition("t", 0).fail("the test says so")
         async with asyncio.timeout(SOON):
             assert (await task).error_code == ErrorCode.KAFKA_STORAGE_ERROR
 
@@ -234,11 +234,11 @@ async def test_an_abandoned_fetch_leaves_nobody_watching(tmp_path) -> None:
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t", 3)
         task = await started(broker.send(request("t", [(0, 0, 1), (1, 0, 1)], max_wait_ms=LONG_MS), 12))
-        assert broker.context.partition("t", 0)._waiters
+        assert broker.context.replicas.partition("t", 0)._waiters
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await asyncio.sleep(0)
-        assert not broker.context.partition("t", 0)._waiters
+        assert not broker.context.replicas.partition("t", 0)._waiters
 
 
 # -- ids, epochs, sessions, isolation ------------------------------------------------------------------
@@ -278,7 +278,7 @@ async def test_leader_epochs_fence_and_show_what_diverged(tmp_path) -> None:
             await broker.produce("t", [b"a", b"b"])
         (tmp_path / ".kafka_cleanshutdown").unlink()
     async with direct_broker(tmp_path) as broker:
-        assert broker.context.partition("t", 0).leader_epoch == 2
+        assert broker.context.replicas.partition("t", 0).leader_epoch == 2
         assert (await broker.fetch("t", current_leader_epoch=1)).error_code == ErrorCode.FENCED_LEADER_EPOCH
         assert (await broker.fetch("t", current_leader_epoch=3)).error_code == ErrorCode.UNKNOWN_LEADER_EPOCH
         assert (await broker.fetch("t", current_leader_epoch=2)).error_code == 0
@@ -326,7 +326,7 @@ async def test_segments_do_not_show(tmp_path) -> None:
         await broker.create_topic("t", segment_bytes="300")
         for number in range(20):
             await broker.produce("t", [b"%d" % number])
-        assert broker.context.partition("t", 0).log.segment_count > 3
+        assert broker.context.replicas.partition("t", 0).log.segment_count > 3
         found, offset = [], 0
         while offset < 20:
             batch = values_of((await broker.fetch("t", offset)).records)
@@ -346,7 +346,7 @@ async def test_a_fetch_of_few_or_many_partitions_is_woken_by_each_of_them(tmp_pa
             wanted = [
                 FetchPartition(
                     partition=index,
-                    fetch_offset=broker.context.partition("t", index).log.log_end_offset,
+                    fetch_offset=broker.context.replicas.partition("t", index).log.log_end_offset,
                     partition_max_bytes=1 << 20,
                 )
                 for index in range(partitions)

@@ -337,7 +337,7 @@ def test_a_session_tells_what_a_full_fetch_would_tell(version, steps, tmp_path_f
                 elif what == "seek" and key in client.wanted:
                     client.wanted[key] = number
                 elif what == "trim":
-                    partition = broker.context.partition(*key)
+                    partition = broker.context.replicas.partition(*key)
                     partition.log  # noqa: B018 - opened
                     partition.delete_records(min(number, partition.high_watermark))
                 elif what == "lose":
@@ -395,7 +395,7 @@ async def test_a_later_fetch_of_the_session_takes_over_from_one_that_waits(tmp_p
             await broker.produce("t", [b"now"])
             answer = await newer
         assert values_of(answer.responses[0].partitions[0].records) == [(0, b"now")]
-        assert not broker.context.partition("t", 1)._waiters
+        assert not broker.context.replicas.partition("t", 1)._waiters
 
 
 async def test_the_last_fetch_of_a_session_ends_it(tmp_path) -> None:
@@ -453,7 +453,7 @@ async def test_a_consumer_at_the_end_hears_that_the_start_has_moved_there(tmp_pa
         request = both_partitions(max_wait_ms=0, session_epoch=0)
         request.topics[0].partitions[0].fetch_offset = 2
         session_id = (await broker.send(request, 12)).session_id
-        broker.context.partition("t", 0).delete_records(2)
+        broker.context.replicas.partition("t", 0).delete_records(2)
         answer = await broker.send(FetchRequest(session_id=session_id, session_epoch=1), 12)
         (part,) = answer.responses[0].partitions
         assert (part.partition_index, part.log_start_offset, part.high_watermark) == (0, 2, 2)

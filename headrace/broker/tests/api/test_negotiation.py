@@ -139,5 +139,5 @@ async def test_n10_acks_0_has_no_answer_and_an_error_closes(tmp_path) -> None:
             assert struct.unpack_from(">ih", await read_frame(reader)) == (2, ErrorCode.NONE)
             writer.write(frame_of(produce("missing"), 9, 3) + frame_of(ApiVersionsRequest(), 0, 4))
             assert await reader.read() == b""
-        assert broker.context.partition("t", 0).log.log_end_offset == 1
+        assert broker.context.replicas.partition("t", 0).log.log_end_offset == 1
         writer.close()

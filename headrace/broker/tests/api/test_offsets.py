@@ -44,7 +44,7 @@ async def filled(broker: DirectBroker) -> None:
     for number in range(0, 10, 2):
         records = [Record(None, b"v", (), START + 1000 * (number + i)) for i in range(2)]
         assert (await broker.produce("t", build_batch(records))).error_code == 0
-    broker.context.partition("t", 0).delete_records(3)
+    broker.context.replicas.partition("t", 0).delete_records(3)
 
 
 @pytest.mark.parametrize("version", range(1, 12))
@@ -88,7 +88,7 @@ async def test_errors_of_list_offsets_are_per_partition(tmp_path) -> None:
         await filled(broker)
         assert (await look_up(broker, -1, partition=4))[0] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         assert (await look_up(broker, -1, epoch=8))[0] == ErrorCode.UNKNOWN_LEADER_EPOCH
-        broker.context.partition("t", 0).fail("the test says so")
+        broker.context.replicas.partition("t", 0).fail("the test says so")
         assert (await look_up(broker, -1))[0] == ErrorCode.KAFKA_STORAGE_ERROR
 
 
@@ -178,7 +178,7 @@ async def test_a_search_by_time_opens_large_batches_in_a_thread(tmp_path, monkey
 async def test_records_of_the_brokers_own_topics_are_not_deleted_by_clients(tmp_path, topic) -> None:
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic(topic)
-        partition = broker.context.partition(topic, 0)
+        partition = broker.context.replicas.partition(topic, 0)
         partition.append(build_batch([Record(b"k", b"v", (), START)]), AppendOrigin.COORDINATOR)
         wanted = DeleteRecordsPartition(partition_index=0, offset=1)
         request = DeleteRecordsRequest(topics=[DeleteRecordsTopic(name=topic, partitions=[wanted])])

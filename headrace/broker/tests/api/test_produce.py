@@ -45,7 +45,7 @@ async def test_acks_0_has_no_answer_and_its_failure_closes_the_connection(tmp_pa
             return ProduceRequest(acks=0, topic_data=[TopicProduceData(name=topic, partition_data=data)])
 
         assert await broker.send(request("t"), 12) is None
-        assert broker.context.partition("t", 0).log.log_end_offset == 1
+        assert broker.context.replicas.partition("t", 0).log.log_end_offset == 1
         with pytest.raises(CloseConnection, match="acks=0 to missing-0 failed"):
             await broker.send(request("missing"), 12)
         with pytest.raises(CloseConnection, match=r"acks=0 to a\\nb-0 failed") as forged:
@@ -88,16 +88,16 @@ async def test_what_is_refused_is_refused_with_kafkas_code(tmp_path, batch, opti
         assert answer.base_offset == -1
         if options.get("version", 12) >= 8:
             assert message in (answer.error_message or "")
-        assert broker.context.partition("t", 0).log.log_end_offset == 0
+        assert broker.context.replicas.partition("t", 0).log.log_end_offset == 0
 
 
 async def test_acks_all_needs_the_replicas_that_the_topic_asks_for(tmp_path, monkeypatch) -> None:
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t", min_insync_replicas="2")
-        monkeypatch.setattr(type(broker.context.partition("t", 0)), "replica_count", 3)
+        monkeypatch.setattr(type(broker.context.replicas.partition("t", 0)), "replica_count", 3)
         assert (await broker.produce("t", [b"v"])).error_code == ErrorCode.NOT_ENOUGH_REPLICAS
         assert (await broker.produce("t", [b"v"], acks=1)).error_code == 0
-        assert broker.context.partition("t", 0).log.log_end_offset == 1
+        assert broker.context.replicas.partition("t", 0).log.log_end_offset == 1
 
 
 async def test_acks_all_needs_no_more_replicas_than_there_are(tmp_path) -> None:
@@ -170,7 +170,7 @@ async def test_whoever_asks_a_partition_that_is_closing_is_told_the_leader(tmp_p
     """KIP-951: Produce 10 and Fetch 16 carry the leader and its address."""
     async with direct_broker(tmp_path, {"broker.rack": "r1"}) as broker:
         image = await broker.create_topic("t")
-        await broker.context.partition("t", 0).close()
+        await broker.context.replicas.partition("t", 0).close()
         request = ProduceRequest(
             acks=-1,
             topic_data=[
@@ -205,7 +205,7 @@ async def test_a_repeated_batch_gets_the_first_answer(tmp_path) -> None:
         first = await broker.produce("t", [b"v"], **options)
         again = await broker.produce("t", [b"v"], **options)
         assert (first.base_offset, again.base_offset, again.error_code) == (1, 1, 0)
-        assert broker.context.partition("t", 0).high_watermark == 2
+        assert broker.context.replicas.partition("t", 0).high_watermark == 2
         gap = await broker.produce("t", [b"v"], producer_id=5, producer_epoch=0, base_sequence=7)
         assert gap.error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
@@ -224,7 +224,7 @@ async def test_a_full_disk_fails_the_partition_and_nothing_else(tmp_path, monkey
         await broker.create_topic("full")
         await broker.create_topic("fine")
         await broker.produce("full", [b"before"])
-        log = broker.context.partition("full", 0).log
+        log = broker.context.replicas.partition("full", 0).log
         real = type(log.segments[-1].file).write
 
         def write(file, parts, position):
@@ -272,7 +272,7 @@ async def test_a_batch_that_lies_about_its_records_is_refused(
             answer = await broker.produce("t", batch)
             assert answer.error_code == ErrorCode.INVALID_RECORD
             assert message in answer.error_message
-        assert broker.context.partition("t", 0).log.log_end_offset == 2
+        assert broker.context.replicas.partition("t", 0).log.log_end_offset == 2
 
 
 @pytest.mark.parametrize("config", [{}, {"cleanup_policy": "compact"}, {"compression_type": "lz4"}])

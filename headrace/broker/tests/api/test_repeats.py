@@ -79,7 +79,7 @@ async def test_a_bad_batch_is_refused_in_the_same_words(tmp_path, batch, version
         broker.peer = Peer(2, "127.0.0.1", 1, "PLAINTEXT", Session(ANONYMOUS, "PLAINTEXT"))
         assert answers(await broker.produce("t", batch, version=version)) == answers(first)
         assert first.error_code != 0
-        assert broker.context.partition("t", 0).log.log_end_offset == 2
+        assert broker.context.replicas.partition("t", 0).log.log_end_offset == 2
 
 
 async def test_a_retry_of_an_idempotent_producer_gets_the_offset_of_the_first(tmp_path) -> None:
@@ -96,7 +96,7 @@ async def test_a_retry_of_an_idempotent_producer_gets_the_offset_of_the_first(tm
 async def test_what_changes_of_the_topic_is_seen_by_the_next_request(tmp_path, monkeypatch) -> None:
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t")
-        monkeypatch.setattr(type(broker.context.partition("t", 0)), "replica_count", 3)
+        monkeypatch.setattr(type(broker.context.replicas.partition("t", 0)), "replica_count", 3)
         await repeating(broker)
         await broker.context.topics.alter_config("t", {"min.insync.replicas": "2"})
         assert (await broker.produce("t", BATCH)).error_code == ErrorCode.NOT_ENOUGH_REPLICAS
@@ -111,7 +111,7 @@ async def test_what_changes_of_the_topic_is_seen_by_the_next_request(tmp_path, m
         await broker.create_topic("t")
         assert (await broker.produce("t", BATCH)).base_offset == 0
         await repeating(broker)
-        await broker.context.partition("t", 0).close()
+        await broker.context.replicas.partition("t", 0).close()
         assert (await broker.produce("t", BATCH)).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
@@ -128,10 +128,10 @@ async def test_a_request_of_another_version_is_answered_in_its_own(tmp_path) -> 
 async def test_replicas_that_are_not_there_are_missing_at_each_request(tmp_path, monkeypatch) -> None:
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t", min_insync_replicas="2")
-        monkeypatch.setattr(type(broker.context.partition("t", 0)), "replica_count", 3)
+        monkeypatch.setattr(type(broker.context.replicas.partition("t", 0)), "replica_count", 3)
         for _ in range(3):
             assert (await broker.produce("t", BATCH)).error_code == ErrorCode.NOT_ENOUGH_REPLICAS
-        assert broker.context.partition("t", 0).log.log_end_offset == 0
+        assert broker.context.replicas.partition("t", 0).log.log_end_offset == 0
 
 
 async def test_what_is_remembered_of_a_connection_is_bounded(tmp_path) -> None:
@@ -147,7 +147,7 @@ async def test_a_failure_of_the_broker_ends_the_connection_and_is_not_tried_agai
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t")
         await repeating(broker)
-        log = broker.context.partition("t", 0).log
+        log = broker.context.replicas.partition("t", 0).log
         with (
             patch.object(type(log), "append", side_effect=RuntimeError("broken")) as append,
             pytest.raises(CloseConnection, match="the broker failed"),

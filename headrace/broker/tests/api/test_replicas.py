@@ -30,7 +30,7 @@ def results_of(response) -> dict[tuple[str, int], int]:
 async def test_no_election_is_needed_except_where_the_leader_is_offline(tmp_path, version) -> None:
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t", 3)
-        broker.context.partition("t", 2).fail("the test says so")
+        broker.context.replicas.partition("t", 2).fail("the test says so")
         named = [
             TopicPartitions(topic="t", partitions=[0, 2, 7]),
             TopicPartitions(topic="missing", partitions=[0]),

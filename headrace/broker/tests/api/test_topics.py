@@ -442,7 +442,7 @@ async def test_incremental_changes_apply_at_once_and_survive_a_restart(tmp_path)
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t", retention_ms="77", segment_bytes="1000")
         await broker.produce("t", [b"x"])
-        log = broker.context.partition("t", 0).log
+        log = broker.context.replicas.partition("t", 0).log
         assert await alter(broker, ("retention.ms", SET, "88"), validate_only=True) == 0
         assert log.config.retention_ms == 77
         assert await alter(broker, ("retention.ms", SET, "88"), ("segment.bytes", DELETE, None)) == 0

@@ -46,7 +46,7 @@ async def cleaned_broker(path: Path) -> AsyncIterator[tuple[DirectBroker, LogCle
 
 def write(broker: DirectBroker, topic: str, keys: str, **batch) -> None:
     """A record for each key; each batch is a segment."""
-    partition = broker.context.partition(topic, 0)
+    partition = broker.context.replicas.partition(topic, 0)
     for at, key in enumerate(keys):
         record = Record(key.encode(), b"%d" % at, (), NOW)
         partition.append(build_batch([record], **batch), AppendOrigin.CLIENT)
@@ -60,7 +60,9 @@ async def compacted(broker: DirectBroker, *topics: str) -> None:
 
 
 def keys(broker: DirectBroker, topic: str) -> str:
-    return "".join(key.decode() for _, _, key, _ in records_of(broker.context.partition(topic, 0).log))
+    return "".join(
+        key.decode() for _, _, key, _ in records_of(broker.context.replicas.partition(topic, 0).log)
+    )
 
 
 async def test_c1_the_dirtiest_is_compacted_first_and_what_was_done_is_kept(tmp_path) -> None:
@@ -124,7 +126,7 @@ async def test_one_that_cannot_be_compacted_is_reported_once_and_keeps_no_other_
         await compacted(broker, "a", "damaged")
         write(broker, "a", "xxy")
         write(broker, "damaged", "xxxxxxxy")
-        segment = broker.context.partition("damaged", 0).log.segments[1].path
+        segment = broker.context.replicas.partition("damaged", 0).log.segments[1].path
         content = bytearray(segment.read_bytes())
         content[16] = 9  # no such format
         segment.write_bytes(content)

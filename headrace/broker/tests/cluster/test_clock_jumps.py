@@ -29,7 +29,7 @@ async def test_d7_a_jump_deletes_no_segment_early_and_forgets_no_producer(tmp_pa
         await broker.create_topic("t", retention_ms=str(HOUR_MS // 2), segment_bytes="100")
         for number in range(3):
             await broker.produce("t", [b"%d" % number], producer_id=5, producer_epoch=0, base_sequence=number)
-        partition = broker.context.partition("t", 0)
+        partition = broker.context.replicas.partition("t", 0)
         ages = broker.context.ages
         clock.now_ms += jump_ms
         assert partition.apply_retention(ages.time_ms()) == 0

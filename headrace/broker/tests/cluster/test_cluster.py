@@ -301,7 +301,7 @@ async def test_who_has_lost_its_session_appends_nothing_by_its_own_clock_alone(t
         own = leaders(two, "t").index(2)
         assert (await two.produce("t", [b"x"], partition=own)).error_code == 0
         cluster.ensemble.cut(cluster.stores[2])
-        log = two.context.partition("t", own).log
+        log = two.context.replicas.partition("t", own).log
         async with asyncio.timeout(60):
             while (await two.produce("t", [b"y"], partition=own)).error_code == 0:  # noqa: ASYNC110 - by its clock
                 await asyncio.sleep(0.01)
@@ -549,7 +549,7 @@ async def test_what_a_broker_has_missed_it_reads_when_it_is_back(tmp_path) -> No
             await one.create_topic(f"t{number}")
         await one.context.topics.delete_topic("gone")
         with pytest.raises(KafkaError):
-            two.context.partition("t0", 0)
+            two.context.replicas.partition("t0", 0)
         cluster.ensemble.heal(cluster.stores[2])
         await cluster.agreed(lambda broker: broker.context.metadata.topic_count == 60)
         assert two.context.metadata.topic("gone") is None

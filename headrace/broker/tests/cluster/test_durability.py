@@ -313,7 +313,7 @@ async def test_a_produce_is_answered_after_its_fsync(tmp_path, acks, in_thread, 
         monkeypatch.setattr("headrace.broker.api.produce.Effort", lambda: Effort(-1))
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t", durability="power")
-        partition = broker.context.partition("t", 0)
+        partition = broker.context.replicas.partition("t", 0)
         commit, go_on = partition.log.commit, threading.Event()
         partition.log.commit = lambda: (go_on.wait(60), commit())
         answers = [asyncio.ensure_future(broker.produce("t", [b"%d" % n], acks=acks)) for n in range(5)]
@@ -333,7 +333,7 @@ async def test_a_produce_is_answered_after_its_fsync(tmp_path, acks, in_thread, 
 async def test_d4_a_failed_fsync_fails_its_partition_and_no_other(tmp_path) -> None:
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t", 2, durability="power")
-        broken = broker.context.partition("t", 0)
+        broken = broker.context.replicas.partition("t", 0)
         assert (await broker.produce("t", [b"first"])).error_code == 0
 
         def fails() -> None:

@@ -66,14 +66,14 @@ async def test_what_was_written_is_flushed_in_time_and_what_was_not_is_left_alon
             await broker.produce("quick", [b"x"], partition=index)
         await flushes.comes("quick-7")
         assert flushes.names == ["quick-3", "quick-7"]
-        assert broker.context.partition("quick", 3).log.recovery_point == 1
-        assert broker.context.partition("slow", 0).log.recovery_point == 0
+        assert broker.context.replicas.partition("quick", 3).log.recovery_point == 1
+        assert broker.context.replicas.partition("slow", 0).log.recovery_point == 0
         await asyncio.sleep(3 * SOON)
         assert flushes.names == ["quick-3", "quick-7"], "there is nothing to flush until somebody writes"
         flushes.names.clear()
         await broker.produce("quick", [b"y"], partition=3)
         await flushes.comes("quick-3")
-        assert broker.context.partition("quick", 3).log.recovery_point == 2
+        assert broker.context.replicas.partition("quick", 3).log.recovery_point == 2
 
 
 async def test_now_and_then_everything_that_was_written_is_flushed(tmp_path, flushes) -> None:
@@ -107,7 +107,7 @@ async def test_what_a_crash_left_is_flushed_after_the_next_start(tmp_path, flush
     flushes.names.clear()
     async with broker_with(tmp_path / "second", 3_600_000) as broker:
         await flushes.comes("t-0")
-        assert broker.context.partition("t", 0).log.recovery_point == 1
+        assert broker.context.replicas.partition("t", 0).log.recovery_point == 1
 
 
 async def test_a_flush_that_failed_is_tried_again_and_keeps_no_other_from_it(
@@ -121,13 +121,13 @@ async def test_a_flush_that_failed_is_tried_again_and_keeps_no_other_from_it(
             await broker.produce("t", [b"x"], partition=index)
         await flushes.comes("t-1")
         await flushes.comes("t-0", 2)
-        assert broker.context.partition("t", 0).log.recovery_point == 1
+        assert broker.context.replicas.partition("t", 0).log.recovery_point == 1
 
 
 async def test_a_flush_without_room_is_tried_again(tmp_path, flushes, monkeypatch) -> None:
     async with broker_with(tmp_path, 3_600_000) as broker:
         await broker.create_topic("t", flush_ms="20")
-        log = broker.context.partition("t", 0).log
+        log = broker.context.replicas.partition("t", 0).log
         flush, failures = log.flush, [1, 2]
 
         def without_room() -> None:

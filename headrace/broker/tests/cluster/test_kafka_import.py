@@ -76,7 +76,7 @@ def segments(folder: Path) -> dict[str, bytes]:
 def read_by(data: Path, name: str, partition: int = 0) -> list[tuple[int, bytes | None]]:
     async def read() -> list[tuple[int, bytes | None]]:
         async with direct_broker(data) as broker:
-            found, offset = [], broker.context.partition(name, partition).log.log_start_offset
+            found, offset = [], broker.context.replicas.partition(name, partition).log.log_start_offset
             while records := (await broker.fetch(name, offset, partition=partition)).records:
                 found += values_of(records)
                 offset = [header.next_offset for _, header in iter_headers(records)][-1]
@@ -110,7 +110,7 @@ def test_records_offsets_epochs_and_the_id_come_along_byte_for_byte(kafka, tmp_p
         async with direct_broker(data) as broker:
             image = broker.context.metadata.topic("clicks")
             assert (image.topic_id, dict(image.config)) == (TOPIC_ID, {"retention.ms": "-1"})
-            partition = broker.context.partition("clicks", 1)
+            partition = broker.context.replicas.partition("clicks", 1)
             assert partition.leader_epoch >= 3
             assert partition.log.epoch_end_offset(3) == (3, 30)
             assert (await broker.produce("clicks", [b"more"], partition=1)).base_offset == 30

@@ -38,7 +38,7 @@ async def test_topics_records_and_configurations_are_found_again(tmp_path, clean
         assert values_of((await broker.fetch("t", partition=1)).records) == [(0, b"a"), (1, b"b")]
         assert (await broker.produce("t", [b"c"], partition=1)).base_offset == 2
         assert (await broker.produce("t", [b"d"], partition=2)).base_offset == 0
-        assert broker.context.partition("t", 1).leader_epoch == (0 if clean else 1)
+        assert broker.context.replicas.partition("t", 1).leader_epoch == (0 if clean else 1)
 
 
 async def test_partitions_have_no_files_until_they_are_used(tmp_path) -> None:

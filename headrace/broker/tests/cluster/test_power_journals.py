@@ -189,7 +189,7 @@ def test_d6_a_decision_is_on_disk_before_a_marker_and_the_markers_before_the_end
             await client.add(("a", 0), ("b", 0))
         for topic in ("a", "b"):
             assert (await client.send([b"1"], topic)).error_code == 0
-        log = broker.context.partition("a", 0).log
+        log = broker.context.replicas.partition("a", 0).log
         power.close("__transaction_state")
         ending = asyncio.create_task(client.end(commit=True))
         await asyncio.sleep(0.05)
@@ -216,7 +216,7 @@ def test_d6_a_marker_that_is_on_its_way_to_the_disk_is_not_written_again(power, 
         await client.send([b"x"])
         power.close("a-0")
         ending = asyncio.create_task(client.end(True))
-        log = broker.context.partition("a", 0).log
+        log = broker.context.replicas.partition("a", 0).log
         await until(lambda: asyncio.sleep(0, log.log_end_offset), lambda end_offset: end_offset == 2)
         coordinator = coordinator_of(broker)
         coordinator.transactions["tx"].deadline = 0  # the time at which missing markers are tried again
@@ -234,7 +234,7 @@ def test_d6_a_batch_of_a_transaction_is_acknowledged_when_it_is_on_disk(power, t
         await client.init()
         power.close("a-0")
         sending = asyncio.create_task(client.send([b"x"]))
-        log = broker.context.partition("a", 0).log
+        log = broker.context.replicas.partition("a", 0).log
         await until(lambda: asyncio.sleep(0, log.log_end_offset), lambda end_offset: end_offset == 1)
         for _ in range(5):
             await asyncio.sleep(0)
@@ -271,7 +271,7 @@ def test_d6_a_partition_is_announced_on_disk_before_version_2_writes_to_it(power
         sending = [asyncio.create_task(client.send([b"1"], topic)) for topic in ("a", "b")]
         await asyncio.sleep(0.05)
         for topic in ("a", "b"):
-            assert broker.context.partition(topic, 0).log.log_end_offset == 0
+            assert broker.context.replicas.partition(topic, 0).log.log_end_offset == 0
         power.close()
         assert [answer.error_code for answer in await asyncio.gather(*sending)] == [0, 0]
         assert await client.commit_offsets("g", {("a", 0): 7}) == [ErrorCode.NONE]

@@ -172,7 +172,7 @@ async def test_topics_in_and_out(tmp_path):
         await broker.fetch("clicks")
         found = await broker.context.metrics.gather()
         size = sum(each.log.size_bytes for each in broker.context.replicas.partitions("clicks"))
-        first = broker.context.partition("clicks", 0).log.size_bytes
+        first = broker.context.replicas.partition("clicks", 0).log.size_bytes
         assert found["headrace_topic_records_in_total"] == {("clicks",): 4}
         assert found["headrace_topic_bytes_in_total"] == {("clicks",): size}
         assert found["headrace_topic_records_out_total"] == {("clicks",): 3}

@@ -171,4 +171,4 @@ async def test_a_brokers_deleted_segments_outlive_a_restart_until_their_delay_is
         await broker.context.topics.alter_config("t", {"file.delete.delay.ms": "0"})
     async with direct_broker(tmp_path, config) as broker:
         await gone()
-        assert broker.context.partition("t", 0).log.log_start_offset == 2
+        assert broker.context.replicas.partition("t", 0).log.log_start_offset == 2

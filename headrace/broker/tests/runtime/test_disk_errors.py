@@ -135,8 +135,8 @@ def test_what_cannot_be_closed_keeps_nothing_else_from_it_and_is_not_marked_clea
                 await broker.create_topic(name)
                 await broker.produce(name, [b"x"])
             hooks = [Hooks(error), Hooks(None)]
-            broker.context.partition("a", 0).hooks = hooks[0]
-            broker.context.partition("b", 0).hooks = hooks[1]
+            broker.context.replicas.partition("a", 0).hooks = hooks[0]
+            broker.context.replicas.partition("b", 0).hooks = hooks[1]
             await broker.broker.stop()
             assert all(each.closed for each in hooks)
             logs.extend(
@@ -176,7 +176,7 @@ def test_a_file_that_could_not_be_replaced_leaves_nothing_behind(tmp_path, monke
 async def test_a_partition_says_why_it_did_not_close(tmp_path) -> None:
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t")
-        partition: Partition = broker.context.partition("t", 0)
+        partition: Partition = broker.context.replicas.partition("t", 0)
         partition.hooks = Hooks(OSError(errno.ENOSPC, "full"))
         await partition.close()
         assert partition.failure == f"it did not close cleanly: {disk_errors.DISK_FULL}"

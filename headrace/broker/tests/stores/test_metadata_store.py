@@ -71,7 +71,7 @@ async def test_each_partition_has_its_own_epoch_which_is_stored_before_it_is_use
     assert now == [2] * 101
     async with direct_broker(tmp_path) as broker:
         assert epochs(broker, "old") == [3, 3]
-        assert broker.context.partition("old", 0).log.epoch_end_offset(1) == (1, 1)
+        assert broker.context.replicas.partition("old", 0).log.epoch_end_offset(1) == (1, 1)
 
 
 async def test_who_the_broker_is_and_that_it_controls_stands_in_the_store_while_it_runs(tmp_path) -> None:
@@ -299,7 +299,7 @@ async def test_partitions_are_led_and_given_up_as_the_image_says(tmp_path) -> No
 async def test_who_fetches_with_the_epoch_before_is_told(tmp_path) -> None:
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t")
-        broker.context.partition("t", 0).lead(2)
+        broker.context.replicas.partition("t", 0).lead(2)
         wanted = FetchPartition(
             partition=0, current_leader_epoch=1, fetch_offset=0, partition_max_bytes=1 << 20
         )

@@ -201,7 +201,7 @@ async def test_what_a_coordinator_said_does_not_hold_when_a_marker_was_written_s
         answer = await client.send([b"x"], *PLACES[0])
         assert answer.error_code == ErrorCode.NOT_ENOUGH_REPLICAS
         assert "has ended" in answer.error_message
-        partition = cluster.brokers[here].context.partition("t", 0)
+        partition = cluster.brokers[here].context.replicas.partition("t", 0)
         assert not partition.log.open_transactions()
 
 

@@ -492,7 +492,7 @@ async def test_markers_carry_the_epoch_of_the_coordinator_that_leads_now(tmp_pat
         assert await client.end(True) is ErrorCode.NONE
         wanted = DescribeProducersRequest(topics=[TopicRequest(name="a", partition_indexes=[0])])
         (producer,) = (await broker.send(wanted)).topics[0].partitions[0].active_producers
-        assert producer.coordinator_epoch == broker.context.partition("a", 0).leader_epoch == 1
+        assert producer.coordinator_epoch == broker.context.replicas.partition("a", 0).leader_epoch == 1
 
 
 async def test_a_record_of_the_journal_that_cannot_be_read_takes_no_other_with_it(tmp_path, caplog):
@@ -500,7 +500,7 @@ async def test_a_record_of_the_journal_that_cannot_be_read_takes_no_other_with_i
         first, second = Client(broker, "first"), Client(broker, "second")
         await first.init()
         batch = build_batch([Record(b"\0\0\0\xffcut short", b"nonsense", (), 0)])
-        broker.context.partition("__transaction_state", 0).append(batch, AppendOrigin.COORDINATOR)
+        broker.context.replicas.partition("__transaction_state", 0).append(batch, AppendOrigin.COORDINATOR)
         await second.init()
     async with direct_broker(tmp_path) as broker:
         for known in (first, second):

@@ -22,7 +22,7 @@ class CopyHandlers:
         if request.copy_id.int:
             data = await self._copies.read(request.copy_id, request.file, request.position)
             return m.CopyStoreResponse(copy_id=request.copy_id, data=data)
-        partition = self._services.context.partition(request.topic, request.bucket)
+        partition = self._services.context.replicas.partition(request.topic, request.bucket)
         hooks: object = partition.hooks
         bucket: KeyBucket | KeptStore | None = hooks if isinstance(hooks, KeyBucket) else None
         if bucket is None:

@@ -30,7 +30,7 @@ class ForwardedHandlers:
 
     def _bucket(self, topic: str, bucket: int) -> TableBucket:
         """Return a bucket that this broker leads. Raises KafkaError(NOT_LEADER_OR_FOLLOWER)."""
-        hooks: object = self._services.context.partition(topic, bucket).hooks
+        hooks: object = self._services.context.replicas.partition(topic, bucket).hooks
         if not isinstance(hooks, TableBucket):
             raise KafkaError(
                 ErrorCode.NOT_LEADER_OR_FOLLOWER, f"this broker does not lead bucket {bucket} of {topic}"

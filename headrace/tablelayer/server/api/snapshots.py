@@ -30,7 +30,7 @@ class SnapshotHandlers:
         self._catalog.by_path(path)
         buckets = []
         for index in range(self._catalog.bucket_count(path)):
-            hooks: object = self._catalog.context.partition(path.topic, index).hooks
+            hooks: object = self._catalog.context.replicas.partition(path.topic, index).hooks
             if isinstance(hooks, KeyBucket) and hooks.store is not None:
                 buckets.append(_listing(index, hooks, await hooks.known_snapshots()))
         return m.ListSnapshotsResponse(buckets=buckets)

@@ -43,7 +43,7 @@ class Targets:
 
     def bucket(self, definition: StoredTable, index: int, kind: type[Bucket]) -> Bucket:
         """Return an open bucket of a table. Raises KafkaError if it is absent, of another kind or not open."""
-        hooks: object = self._context.partition(definition.path.topic, index).hooks
+        hooks: object = self._context.replicas.partition(definition.path.topic, index).hooks
         if not isinstance(hooks, kind):
             raise KafkaError(
                 ErrorCode.NOT_LEADER_OR_FOLLOWER, f"bucket {index} of {definition.path} is not served"

@@ -517,7 +517,7 @@ class TableBucket:
         Part of it belongs to the batch whose repetition is about to be acknowledged.
         """
         for bucket in range(definition.bucket_count):
-            partition = self.services.context.partition(self._topic.name, bucket)
+            partition = self.services.context.replicas.partition(self._topic.name, bucket)
             if partition.closed:
                 await self._published_elsewhere(partition, timeout_ms)
                 continue

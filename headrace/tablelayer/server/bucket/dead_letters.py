@@ -54,7 +54,7 @@ async def append_dead_letters(
 ) -> None:
     """Append a batch to a partition that this broker leads, and wait for it. Raises KafkaError."""
     _plain(context, topic)
-    partition = context.partition(topic, index)
+    partition = context.replicas.partition(topic, index)
     partition.check_served()
     needed, there = partition.needed_in_sync, partition.in_sync_count
     if there < needed:

@@ -163,7 +163,7 @@ class _Scan:
         self._first_look = False
 
     async def _read_bucket(self, wanted: ScanLogBucket, result: ScanLogResult) -> None:
-        partition = self._services.context.partition(self._topic, wanted.bucket)
+        partition = self._services.context.replicas.partition(self._topic, wanted.bucket)
         bucket: object = partition.hooks
         if not isinstance(bucket, TableBucket):
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"bucket {wanted.bucket} is not served")

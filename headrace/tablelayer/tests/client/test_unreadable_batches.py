@@ -13,7 +13,7 @@ def test_r17_8_a_scan_passes_over_what_cannot_be_read_and_says_so(
 ):
     table = make_table("(n INT, text STRING) WITH ('bucket.num' = '1')")
     table.append([{"n": 1, "text": "one"}])
-    partition = broker_thread._broker.context.partition(table.definition.path.topic, 0)
+    partition = broker_thread._broker.context.replicas.partition(table.definition.path.topic, 0)
 
     async def smuggle():
         good = bytearray(partition.log.read(0, 1 << 20, up_to=1).region.read())

@@ -155,7 +155,7 @@ class WatchedServer:
     def until_published(self, topic: str, index: int) -> None:
         """Wait: rows written with acks 0 or 1 become visible a little later."""
         ends = time.monotonic() + ANSWER_SECONDS
-        partition = self.broker.context.partition(topic, index)
+        partition = self.broker.context.replicas.partition(topic, index)
         while partition.high_watermark < partition.log.log_end_offset:
             if time.monotonic() > ends:
                 raise UnansweredError(

@@ -58,7 +58,7 @@ class CuttingBroker(BrokerThread):
 
     def cut(self, topic: str, bucket: int, offset: int) -> None:
         async def cut() -> None:
-            self._broker.context.partition(topic, bucket).delete_records(offset)
+            self._broker.context.replicas.partition(topic, bucket).delete_records(offset)
 
         asyncio.run_coroutine_threadsafe(cut(), self._loop).result(60)
 

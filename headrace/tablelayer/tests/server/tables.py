@@ -161,7 +161,7 @@ class Table:
 
     @property
     def partition(self) -> Any:
-        return self.broker.context.partition(self.definition.path.topic, 0)
+        return self.broker.context.replicas.partition(self.definition.path.topic, 0)
 
     # -- writing
 

@@ -186,7 +186,7 @@ async def test_kafka_admins_create_tables_with_a_schema_config(tmp_path: Path) -
             assert words in caught.value.message
         plain = await create("plain.topic", 1, {})
         assert "table.schema" not in plain.config
-        assert all_tables.broker.context.partition("plain.topic", 0).hooks is None
+        assert all_tables.broker.context.replicas.partition("plain.topic", 0).hooks is None
 
 
 async def test_what_places_rows_cannot_be_altered(tmp_path: Path) -> None:

@@ -98,12 +98,12 @@ async def test_rows_of_a_kafka_client_go_to_their_buckets_whoever_leads_them(tmp
         again = await table.broker.produce("default.t", batch, partition=mine)
         assert (again.error_code, again.base_offset) == (ErrorCode.NONE, first.base_offset)
         assert await all_rows(opened) == rows, "a repeated batch has no second effect anywhere"
-        ends = [{each: t.broker.context.partition("default.t", each).log.log_end_offset
+        ends = [{each: t.broker.context.replicas.partition("default.t", each).log.log_end_offset
                  for each in own_buckets(t.broker, "default.t")} for t in opened.values()]  # fmt: skip
         bad = [*rows[:20], {"k": "no number", "v": "v"}, *rows[21:]]
         refused = await table.broker.produce("default.t", identified(bad, 40), partition=mine)
         assert refused.error_code == ErrorCode.INVALID_RECORD
-        assert ends == [{each: t.broker.context.partition("default.t", each).log.log_end_offset
+        assert ends == [{each: t.broker.context.replicas.partition("default.t", each).log.log_end_offset
                          for each in own_buckets(t.broker, "default.t")} for t in opened.values()]  # fmt: skip
         more: list[Row] = [{"k": number, "v": "w"} for number in range(40, 60)]
         answer = await table.broker.produce("default.t", identified(more, 40), partition=mine)
@@ -194,7 +194,7 @@ async def test_rows_that_are_lost_with_a_bucket_s_leader_come_with_the_batch_s_r
             await all_in_sync(topic, bucket)
         lost = next(bucket for bucket in range(BUCKETS) if metadata.state(topic, bucket).leader != 1)
         leader = metadata.state(topic, lost).leader
-        log = cluster.brokers[leader].context.partition(topic, lost).log
+        log = cluster.brokers[leader].context.replicas.partition(topic, lost).log
         known = log.log_end_offset
         monkeypatch.setattr(Follower, "_copied", copied_not)
         batch = identified([{"p": "x", "k": number} for number in range(40)], 1)
@@ -617,7 +617,7 @@ async def test_dead_letters_wait_for_replicas_enough_without_being_written_again
     async with direct_cluster(tmp_path, 1, extensions) as cluster:
         broker = cluster.brokers[1]
         await broker.create_topic("letters", 1)
-        partition = broker.context.partition("letters", 0)
+        partition = broker.context.replicas.partition("letters", 0)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(type(partition), "needed_in_sync", property(lambda _: 2))
             request = m.KeepDeadLettersRequest(

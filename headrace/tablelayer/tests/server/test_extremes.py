@@ -173,7 +173,7 @@ async def test_of_log_tables_with_and_without_statistics(
         ):
             check(table, await ask(table, schema.names, condition), every.filter(condition))
         cut = rng.randrange(every.num_rows)
-        table.broker.context.partition("default.t", 0).delete_records(cut)
+        table.broker.context.replicas.partition("default.t", 0).delete_records(cut)
         check(table, await ask(table, schema.names), every.slice(cut))
 
 

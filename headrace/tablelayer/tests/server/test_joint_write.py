@@ -90,7 +90,7 @@ class Hits:
         for part in {str(each.definition.path): each for each in [self.table, *await self.parts()]}.values():
             for bucket in range(part.definition.bucket_count):
                 topic = part.definition.path.topic
-                found.append(part.broker.context.partition(topic, bucket).log.log_end_offset)
+                found.append(part.broker.context.replicas.partition(topic, bucket).log.log_end_offset)
         return found
 
 
@@ -223,7 +223,9 @@ async def test_r17_3_a_sequence_is_fsynced_after_the_rows_it_stands_for(
                         f"{part.definition.path} {bucket}"
                         for part in parts
                         for bucket in range(part.definition.bucket_count)
-                        for log in [part.broker.context.partition(part.definition.path.topic, bucket).log]
+                        for log in [
+                            part.broker.context.replicas.partition(part.definition.path.topic, bucket).log
+                        ]
                         if log.recovery_point < log.log_end_offset
                     ]
                 )
@@ -246,7 +248,7 @@ async def test_r11_a_repetition_is_acknowledged_when_the_rows_of_all_buckets_are
 ) -> None:
     async with tables(tmp_path) as all_tables:
         hits = await Hits.of(all_tables, HITS)
-        other = all_tables.broker.context.partition("default.hits", 1)
+        other = all_tables.broker.context.replicas.partition("default.hits", 1)
         real = KeyBucket.high_watermark_candidate
         held: list[int] = []
         was_held = asyncio.Event()
@@ -288,7 +290,7 @@ async def test_r1_6_a_batch_that_the_budget_has_no_room_for_has_no_effect_in_any
         with pytest.MonkeyPatch.context() as patch, failing_append(patch, 1, OSError("gone")):
             assert (await hits.produce([(key, 1) for key in KEYS])).error_code != 0
         for bucket in range(BUCKETS):
-            partition = all_tables.broker.context.partition("default.hits", bucket)
+            partition = all_tables.broker.context.replicas.partition("default.hits", bucket)
             assert await partition.wait_for_high_watermark(partition.log.log_end_offset, TIMEOUT_MS)
         await until(lambda: budget.used == 0)
 

@@ -106,7 +106,7 @@ async def test_r19_rows_of_partitions_expire_by_themselves(tmp_path: Path) -> No
         table = await create(all_tables, PK + " WITH ('table.kv.ttl' = '1 ms')")
         assert (await produce(table, *({"dt": f"d{n}", "id": n, "v": n} for n in range(2)))).error_code == 0
         for topic in ("default.t.d0", "default.t.d1"):
-            partition = table.broker.context.partition(topic, 0)
+            partition = table.broker.context.replicas.partition(topic, 0)
             assert await partition.wait_for_high_watermark(2, 20_000), "the row and its deletion"
 
 
