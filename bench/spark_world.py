@@ -26,6 +26,7 @@ from bench.peers import HEADRACE, start_headrace
 from bench.processes import Server
 from bench.report import Goal, Samples
 from headrace.tablelayer.client import Connection, connect
+from headrace.tablelayer.client.admin.kafka import ConfigKind
 
 CORES = 2
 HEAP = "2g"
@@ -123,6 +124,12 @@ class World:
     def _created(self, name: str, columns: str, options: str) -> str:
         table = f"bench.{name}"
         if table not in self.tables:
+            # The warehouse is the tierer's: the server is told the lake's format while a tiered table is made.
+            lake = next((each for each in ("paimon", "iceberg") if each in options), "iceberg")
+            offered = {"datalake.format": lake} if "datalake" in options else {}
+            self.connection.kafka.alter_configs(
+                ConfigKind.BROKER, "", offered, () if offered else ["datalake.format"]
+            )
             self.connection.execute(
                 f"CREATE TABLE {table} ({columns}) WITH ('bucket.num'='{BUCKETS}'{options})"
             )

@@ -46,6 +46,8 @@ _JAVA = (17, 21)
 _PACKAGES = {"pyarrow": (19,), "duckdb": (1, 2), "rocksdict": (0, 3, 29), "numba": (0, 61), "numpy": (2,)}
 _SPARK = (4, 1)
 _NAMES_MAX = 5
+_LAKE_LATE_MS, _LAKE_LATE_TIMES = 600_000, 10
+"""The doctor warns of a lake that is behind by this time, and by this many times its freshness."""
 _TIME_ERROR = 5
 _CONNECT_SECONDS = 3.0
 _ANSWER_MS = 15_000
@@ -385,10 +387,12 @@ def lakes(connection: Connection) -> Iterator[Finding]:
 
     coordinator = ServerCoordinator(connection, "headrace-doctor")
     try:
-        never = [each for each in list_lake(connection) if each.committed_at_ms < 0]
+        listed = list_lake(connection)
+        never = [each for each in listed if each.committed_at_ms < 0]
         told = {each.format: coordinator.describe(each.table_id) for each in never}
     except (UnsupportedRequest, KafkaError, TableError):  # dropped meanwhile, or not visible to this user
         return
+    missing: set[str] = set()
     for lake, status in sorted(told.items()):
         names = sorted(each.name for each in never if each.format == lake)
         if any(
@@ -399,6 +403,7 @@ def lakes(connection: Connection) -> Iterator[Finding]:
         try:
             lake_catalog(status, None, names[0])
         except LakeError:
+            missing.update(names)
             some = ", ".join(names[:_NAMES_MAX]) + (", ..." if len(names) > _NAMES_MAX else "")
             verb, whose = (
                 ("are", "their logs never expire") if len(names) > 1 else ("is", "its log never expires")
@@ -409,6 +414,17 @@ def lakes(connection: Connection) -> Iterator[Finding]:
                 f"{some} {verb} marked for tiering, but the server has no {lake} lake: {whose}",
                 f"serve with --set datalake.{lake}.warehouse=FOLDER and run headrace tier (or headrace tier --warehouse"
                 " FOLDER), or set 'table.datalake.enabled' = 'false' (a topic: 'datalake.enabled')",
+            )
+    for each in listed:
+        if each.name not in missing and each.behind_ms > max(
+            _LAKE_LATE_MS, _LAKE_LATE_TIMES * each.freshness_ms
+        ):
+            why = f": {each.failure}" if each.failure else ""
+            yield Finding(
+                "lake",
+                Verdict.WARNING,
+                f"the lake of {each.name} is {span_text(each.behind_ms)} behind, and its log is kept for so long{why}",
+                "run headrace tier; headrace tables lake shows the last round",
             )
 
 

@@ -34,11 +34,11 @@ from headrace.tablelayer.server.api.targets import Targets
 from headrace.tablelayer.server.catalog.catalog import MAX_PARTITIONS_CONFIG, Catalog, is_partition, is_table
 from headrace.tablelayer.server.catalog.topic_checks import TopicChecks
 from headrace.tablelayer.server.kafka_face.schema_registry import REGISTRY_CONFIGS
-from headrace.tablelayer.server.lake.catalogs import LAKE_CATALOG_CONFIGS
 from headrace.tablelayer.server.lake.dropped import GonePartitionsStore
 from headrace.tablelayer.server.lake.machine import Timing
 from headrace.tablelayer.server.lake.subjects import LakeSubjects
 from headrace.tablelayer.server.lake.tiering import LakeRounds
+from headrace.tablelayer.server.lake_catalogs import LAKE_CATALOG_CONFIGS
 from headrace.tablelayer.server.lake_options import LAKE_OPTION_CONFIG
 from headrace.tablelayer.server.limits import Limits
 from headrace.tablelayer.server.metrics import TABLE_METRICS, TableCollector

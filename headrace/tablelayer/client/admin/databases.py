@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.tablelayer.client.admin.partitions import create_partition, drop_partition, list_partitions
 from headrace.tablelayer.client.names import several
@@ -36,6 +36,7 @@ from headrace.tablelayer.model.messages.catalog import (
 from headrace.tablelayer.model.messages.process import DescribeServerRequest, DescribeServerResponse
 from headrace.tablelayer.model.messages.refused import ListRefusedRequest, ListRefusedResponse
 from headrace.tablelayer.model.messages.snapshots import ListSnapshotsRequest, ListSnapshotsResponse
+from headrace.tablelayer.model.options.table_options import TableOptions
 from headrace.tablelayer.model.table.definition import StoredTable, TableDefinition, TablePath
 from headrace.tablelayer.model.table.evolution import Change, changes_to_json
 from headrace.tablelayer.model.table.partitions import Partition, matching, name_of_spec, spec_texts
@@ -197,6 +198,9 @@ class AsyncAdmin:
             changes=True,
         )
         self._cluster.forget_routes(definition.path.topic)
+        if answer.lake_format:
+            options = {**definition.options, TableOptions.datalake_format.name: answer.lake_format}
+            definition = replace(definition, options=options)
         return definition.with_id(answer.table_id)
 
     async def alter_table(

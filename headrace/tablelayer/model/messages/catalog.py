@@ -52,7 +52,10 @@ class CreateTableRequest(ApiMessage, key=10003, kind="request", versions="0", fl
 
 
 class CreateTableResponse(TableResponse, key=10003, kind="response", versions="0", flexible="0+"):
+    """`lake_format`: the recorded `table.datalake.format`, which the server may have chosen; empty: none."""
+
     table_id: UUID = uuid()
+    lake_format: str = string(default="", ignorable=True, tag=0)
 
 
 class DropTableRequest(ApiMessage, key=10004, kind="request", versions="0", flexible="0+"):

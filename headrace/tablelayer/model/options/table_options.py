@@ -325,9 +325,9 @@ class TableOptions:
     datalake_format = Option(
         "table.datalake.format",
         one_of(DatalakeFormat),
-        None,  # a table made without a lake in mind has no lake's bucket function
-        "The lake's format. If it is given at creation, the table's buckets are also the lake's.",
-        shown_default=DatalakeFormat.ICEBERG.value,
+        None,  # a table made on a server without a lake has no lake's bucket function
+        "The lake's format, recorded at creation: the table's buckets are also the lake's. By default the server's "
+        "'datalake.format'.",
     )
     datalake_freshness_ms = Option(
         "table.datalake.freshness",
@@ -601,8 +601,12 @@ def normalize(options: Mapping[str, str], *, is_primary_key_table: bool) -> dict
             raise _invalid(f"option '{name}' is for tables with a primary key; this is a log table")
         normal[name] = option.value_type.render(parse(name, value))
     if normal.get(TableOptions.datalake_enabled.name) == "true":
-        # Recorded at creation, because the format has chosen the bucket function from here on.
-        normal.setdefault(TableOptions.datalake_format.name, DatalakeFormat.ICEBERG.value)
+        for prefix, lake in (
+            (ICEBERG_PREFIX, DatalakeFormat.ICEBERG),
+            (PAIMON_PREFIX, DatalakeFormat.PAIMON),
+        ):
+            if any(name.startswith(prefix) for name in normal):
+                normal.setdefault(TableOptions.datalake_format.name, lake.value)
     return dict(sorted(normal.items()))
 
 

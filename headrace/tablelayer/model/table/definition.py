@@ -490,15 +490,17 @@ def _validate(definition: TableDefinition) -> None:
             raise _invalid(
                 f"table {definition.path}: Iceberg's buckets use one column, but the bucket key is "
                 f"({', '.join(bucket_key)}); choose one, such as 'bucket.key' = '{bucket_key[0]}', "
-                "or set 'bucket.num' = '1'"
+                f"set 'bucket.num' = '1', or choose Paimon, whose buckets use all of them: {_PAIMON_CHOSEN}"
             )
         column = schema.column(bucket_key[0])
         if column.type.kind in _NO_ICEBERG_BUCKETS:
             raise _invalid(
-                f"bucket key column '{column.name}': Iceberg has no bucket function for {column.type}"
+                f"bucket key column '{column.name}': Iceberg has no bucket function for {column.type}; choose another"
+                f" column, set 'bucket.num' = '1', or choose Paimon: {_PAIMON_CHOSEN}"
             )
 
 
+_PAIMON_CHOSEN = f"'{TableOptions.datalake_format.name}' = '{DatalakeFormat.PAIMON.value}'"
 _VERSION_KINDS = TIMESTAMP_KINDS | {TypeKind.INT, TypeKind.BIGINT}
 _AUTO_INCREMENT_KINDS = frozenset({TypeKind.INT, TypeKind.BIGINT})
 

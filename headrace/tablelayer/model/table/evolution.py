@@ -485,15 +485,20 @@ def _check_option(
     old, new = before.options.get(name), after.options.get(name)
     if not table_options.is_table_option(name) or old == new:
         return
-    if name == TableOptions.datalake_format.name and old is None and before.bucket_count == 1:
-        return  # with one bucket, all bucket functions agree
+    free = before.bucket_count == 1 or not before.bucket_key
+    if name == TableOptions.datalake_format.name and old is None and free:
+        return  # with one bucket all bucket functions agree, and without a bucket key there is none
     if old is not None and table_options.names_columns(name):
         renamed = [renames.get(each, each) for each in parse_name_list(old)]
         if new == ",".join(renamed):
             return
     if not table_options.find(name).alterable:
         placed = name == TableOptions.datalake_format.name
-        why = ": the rows' buckets were not computed by the lake's function" if placed else ""
+        why = (
+            ": the rows' buckets were not computed by the lake's function. Copy the rows into a new table"
+            if placed
+            else ""
+        )
         alterable = ", ".join(each.name for each in table_options.DECLARED.values() if each.alterable)
         raise _invalid(
             f"option '{name}' of table {before.path} is fixed at creation{why}; "

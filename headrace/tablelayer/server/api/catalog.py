@@ -11,6 +11,7 @@ from headrace.broker.security.rights import Operation
 from headrace.protocol.errors import KafkaError
 from headrace.tablelayer.model.errors import TableError
 from headrace.tablelayer.model.messages import catalog as m
+from headrace.tablelayer.model.options.table_options import TableOptions
 from headrace.tablelayer.model.table.definition import TablePath
 from headrace.tablelayer.model.table.partitions import plan_partitions
 from headrace.tablelayer.server.catalog.catalog import Catalog
@@ -91,11 +92,13 @@ class CatalogHandlers:
             self._rights.require_dead_letters(context, config)
             context.mutates(buckets)
 
-        table_id = await self._catalog.create_table(
+        topic = await self._catalog.create_table(
             request.definition, ignore_if_exists=request.ignore_if_exists, check=check
         )
-        await self._create_first_partitions(table_id)
-        return m.CreateTableResponse(table_id=table_id)
+        await self._create_first_partitions(topic.topic_id)
+        return m.CreateTableResponse(
+            table_id=topic.topic_id, lake_format=topic.config.get(TableOptions.datalake_format.name, "")
+        )
 
     async def _create_first_partitions(self, table_id: UUID) -> None:
         """Create the partitions of a new table's calendar, so that the next request finds them."""

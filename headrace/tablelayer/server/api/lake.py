@@ -16,11 +16,11 @@ from headrace.tablelayer.model.messages import lake as m
 from headrace.tablelayer.model.messages.between import DescribeEndsRequest, DescribeEndsResponse
 from headrace.tablelayer.model.table.definition import DEFAULT_DATABASE, TablePath
 from headrace.tablelayer.server.catalog.catalog import no_table_with_id
-from headrace.tablelayer.server.lake.catalogs import properties_for
 from headrace.tablelayer.server.lake.dropped import GonePartitions, GonePartitionsStore
 from headrace.tablelayer.server.lake.machine import Candidate
 from headrace.tablelayer.server.lake.subjects import LakeSubjects, Subject
 from headrace.tablelayer.server.lake.tiering import LakeRounds
+from headrace.tablelayer.server.lake_catalogs import properties_for
 from headrace.tablelayer.server.rights.table_rights import TableRights
 from headrace.tablelayer.server.services import Services
 

@@ -374,8 +374,8 @@ class Catalog:
         *,
         ignore_if_exists: bool,
         check: Callable[[TablePath, int, Mapping[str, str]], None] = lambda path, buckets, config: None,
-    ) -> UUID:
-        """Create the table of a definition in JSON; return its id.
+    ) -> TopicImage:
+        """Create the table of a definition in JSON; return its topic.
 
         `check` is called first, once path, buckets and configuration are known. Raises TableError, and what `check`
         raises.
@@ -400,12 +400,12 @@ class Catalog:
                         "name, or delete the topic",
                     ) from None
                 if ignore_if_exists and existing is not None:
-                    return existing.topic_id
+                    return existing
                 raise TableError(TableErrorCode.TABLE_EXISTS, f"table {path} exists already") from None
             if error.code in (ErrorCode.INVALID_CONFIG, ErrorCode.INVALID_PARTITIONS):
                 raise TableError(TableErrorCode.INVALID_TABLE, error.message) from None
             raise
-        return topic.topic_id
+        return topic
 
     async def alter_table(
         self,

@@ -8,11 +8,13 @@ from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.options.table_options import TableOptions, parse
 from headrace.tablelayer.model.schema.schema import FIRST_SCHEMA_ID
 from headrace.tablelayer.model.table.definition import HISTORY_CONFIG, TableDefinition, TablePath
 from headrace.tablelayer.model.table.evolution import Change, changes_from_json, evolve
 from headrace.tablelayer.model.table.lake_shape import lake_complaint
 from headrace.tablelayer.model.topic_config import changed_table, from_topic_config
+from headrace.tablelayer.server.lake_formats import NO_LAKES, ServerLakes
 
 if TYPE_CHECKING:
     from headrace.broker.runtime.ports import Threads
@@ -62,25 +64,60 @@ def changed_configs(before: TableDefinition, changes: Sequence[Change]) -> dict[
     return {name: new.get(name) for name in {*old, *new} if old.get(name) != new.get(name)}
 
 
-def read_new(path: TablePath, partitions: int, config: Mapping[str, str]) -> ReadConfig:
+def read_new(
+    path: TablePath, partitions: int, config: Mapping[str, str], lakes: ServerLakes = NO_LAKES
+) -> ReadConfig:
+    """Read a new table's configuration, and record the server's lake format in it."""
     _check_config_size(path, config)
-    definition = from_topic_config(path, partitions, config)
+    definition = _new_definition(path, partitions, config, lakes)
     if HISTORY_CONFIG in config or definition.schema.schema_id != FIRST_SCHEMA_ID:
         raise TableError(
             TableErrorCode.INVALID_TABLE,
             f"table {path} is new: it must have no '{HISTORY_CONFIG}', and schema id {FIRST_SCHEMA_ID}",
         )
-    wrong = lake_complaint(definition)
+    wrong = lake_complaint(definition) or lakes.complaint(definition)
     if wrong is not None:
         raise TableError(TableErrorCode.INVALID_TABLE, wrong)
     return ReadConfig(definition)
 
 
+def _new_definition(
+    path: TablePath, partitions: int, config: Mapping[str, str], lakes: ServerLakes
+) -> TableDefinition:
+    """Return a new table in the server's lake format, so that the lake may be enabled at any time.
+
+    A table that is not tiered and cannot have its buckets in that format has none.
+    """
+    with_format = lakes.choose(config)
+    if with_format == config or TableOptions.datalake_enabled.name in config:
+        return from_topic_config(path, partitions, with_format)
+    try:
+        return from_topic_config(path, partitions, with_format)
+    except TableError:
+        return from_topic_config(path, partitions, config)
+
+
 def read_changed(
-    path: TablePath, partitions: int, old: Mapping[str, str], new: Mapping[str, str]
+    path: TablePath,
+    partitions: int,
+    old: Mapping[str, str],
+    new: Mapping[str, str],
+    lakes: ServerLakes = NO_LAKES,
 ) -> ReadConfig:
+    """Read a table's changed configuration; the server's lake format is recorded when the lake is enabled."""
     _check_config_size(path, new)
-    return ReadConfig(changed_table(path, partitions, old, new))
+    if not _is_tiered(new):
+        return ReadConfig(changed_table(path, partitions, old, new))
+    definition = changed_table(path, partitions, old, lakes.choose(new))
+    wrong = None if _is_tiered(old) else lakes.complaint(definition)
+    if wrong is not None:
+        raise TableError(TableErrorCode.INVALID_TABLE, wrong)
+    return ReadConfig(definition)
+
+
+def _is_tiered(config: Mapping[str, str]) -> bool:
+    name = TableOptions.datalake_enabled.name
+    return bool(parse(name, config.get(name, "false")))
 
 
 def _check_size(what: str, text: str) -> None:

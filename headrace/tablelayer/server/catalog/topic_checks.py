@@ -29,6 +29,7 @@ from headrace.tablelayer.model.table.partitions import check_partitioned, spec_t
 from headrace.tablelayer.server.catalog.catalog import MAX_PARTITIONS_CONFIG, Catalog, is_partition, is_table
 from headrace.tablelayer.server.catalog.definition_reading import read_changed, read_new
 from headrace.tablelayer.server.kafka_face.schema_registry import REGISTRY_URL, RegistryHosts
+from headrace.tablelayer.server.lake_formats import ServerLakes, server_lakes
 from headrace.tablelayer.server.lake_options import ALLOWED_CONFIG, check_lake_options
 
 if TYPE_CHECKING:
@@ -51,20 +52,39 @@ class TopicChecks:
         if not is_table(config):
             _refuse_table_options(topic, config)
             self._refuse_name_of_partition(topic)
-            _check_topic_lake(topic, config)
-            return dict(config)
+            return self._with_topic_lake(topic, config)
         try:
             path = _table_path(topic)
             _refuse_topic_lake(config)
             _refuse_record_options(config)
             self._catalog.check_database(path.database)
-            normal = await self._catalog.reader.run(read_new, path, partitions, config)
+            normal = await self._catalog.reader.run(read_new, path, partitions, config, self._lakes)
             self._check_registry(normal.definition)
             self._check_precreated(normal.definition)
             check_lake_options(normal, self._catalog.context.config[ALLOWED_CONFIG])
         except TableError as error:
             raise KafkaError(ErrorCode.INVALID_CONFIG, error.message) from None
         return normal
+
+    @property
+    def _lakes(self) -> ServerLakes:
+        return server_lakes(self._catalog.context.config)
+
+    def _with_topic_lake(
+        self, topic: str, config: Mapping[str, str], before: Mapping[str, str] | None = None
+    ) -> dict[str, str]:
+        """Return a plain topic's configuration with the lake's format recorded; `before`: the one until now.
+
+        Raises KafkaError(INVALID_CONFIG).
+        """
+        _check_topic_lake(topic, config)
+        if not is_tiered_topic(config) or is_tiered_topic(before or {}):
+            return dict(config)
+        chosen = self._lakes.choose(config, TopicOptions.format.name)
+        wrong = self._lakes.topic_complaint(topic, TopicLake.parse(topic, chosen).format)
+        if wrong is not None:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, wrong)
+        return dict(chosen)
 
     def _check_registry(self, definition: TableDefinition) -> None:
         """Raise TableError if Avro values need a registry that is missing or not allowed."""
@@ -150,9 +170,9 @@ class TopicChecks:
                     f"topic {topic.name!r} was created without '{SCHEMA_CONFIG}' and cannot become a table",
                 )
             _refuse_table_options(topic.name, config)
-            _check_topic_lake(topic.name, config)
-            _check_fixed_in_lake(topic, config)
-            return dict(config)
+            wanted = self._with_topic_lake(topic.name, config, topic.config)
+            _check_fixed_in_lake(topic, wanted)
+            return wanted
         if partitions != topic.partition_count:
             raise KafkaError(
                 ErrorCode.INVALID_PARTITIONS,
@@ -163,7 +183,9 @@ class TopicChecks:
             _refuse_record_options(config)
             _refuse_topic_lake(config)
             path = TablePath.parse(topic.name)
-            normal = await self._catalog.reader.run(read_changed, path, partitions, topic.config, config)
+            normal = await self._catalog.reader.run(
+                read_changed, path, partitions, topic.config, config, self._lakes
+            )
             self._check_precreated(normal.definition)
         except TableError as error:
             raise KafkaError(ErrorCode.INVALID_CONFIG, error.message) from None

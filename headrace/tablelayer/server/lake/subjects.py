@@ -24,7 +24,7 @@ from headrace.tablelayer.model.lake.topics import TopicLake, is_tiered_topic
 from headrace.tablelayer.model.options.table_options import TableOptions
 from headrace.tablelayer.model.table.definition import StoredTable, TablePath
 from headrace.tablelayer.server.catalog.catalog import Catalog, is_partition, is_table
-from headrace.tablelayer.server.lake.catalogs import has_catalog
+from headrace.tablelayer.server.lake_catalogs import has_catalog
 
 if TYPE_CHECKING:
     from headrace.broker.partitions.partition import Partition

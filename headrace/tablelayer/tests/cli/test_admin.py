@@ -127,9 +127,12 @@ def test_the_doctor_is_content_with_a_server_that_works(rows, headrace, server, 
     assert not (tmp_path / "new").exists()
 
 
-def test_a_table_without_a_lake_is_told_by_the_doctor_and_in_the_log(headrace, serve, tmp_path, eventually):
+def test_a_table_without_a_lake_is_told_by_the_doctor_and_in_the_log(
+    headrace, serve, tmp_path, eventually, monkeypatch
+):
     enabled = "'table.datalake.enabled' = 'true'"
-    served = serve("--listen", "127.0.0.1:0", "--data", str(tmp_path / "data"))
+    brought = ("--set", "datalake.format=iceberg")  # as if each tierer brought the warehouse
+    served = serve("--listen", "127.0.0.1:0", "--data", str(tmp_path / "data"), *brought)
     with connect(served.address) as connection:
         connection.execute(f"CREATE TABLE kept (id INT) WITH ({enabled}); CREATE TABLE other (id INT)")
         done = headrace("doctor", "-s", served.address, "-o", "json")
@@ -149,6 +152,16 @@ def test_a_table_without_a_lake_is_told_by_the_doctor_and_in_the_log(headrace, s
         connection.execute(f"CREATE TABLE kept (id INT) WITH ({enabled})")
         done = headrace("doctor", "-s", other.address, "-o", "json")
         assert not [line for line in done.stdout.splitlines() if json.loads(line)["check"] == "lake"]
+        connection.execute("ALTER TABLE kept SET ('table.datalake.freshness' = '1 ms')")
+        connection.table("kept").append([{"id": 1}])
+        monkeypatch.setattr("headrace.tablelayer.cli.doctor._LAKE_LATE_MS", 0)
+
+        def late() -> list[str]:
+            done = headrace("doctor", "-s", other.address, "-o", "json")
+            found = [json.loads(line) for line in done.stdout.splitlines()]
+            return [each["what"] for each in found if each["check"] == "lake"]
+
+        eventually(lambda: any(each.startswith("the lake of default.kept is ") for each in late()))
 
 
 def test_the_doctor_finds_a_wrong_advertised_address_and_a_directory_in_use(headrace, serve, tmp_path):

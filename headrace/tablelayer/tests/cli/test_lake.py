@@ -10,15 +10,17 @@ from headrace.tablelayer.lake.coordinator import Heartbeats, ServerCoordinator
 from headrace.tablelayer.lake.tiering_job import KEPT_OUT, run_tiering
 from headrace.tablelayer.model.errors import TableError
 from headrace.tablelayer.model.table.definition import TablePath
+from headrace.tablelayer.tests.lakes import lake_offered
 
 
 @pytest.fixture
 def connection(server):
     with connect(server) as connection:
-        connection.execute(
-            "CREATE TABLE tiered (id INT, PRIMARY KEY (id) NOT ENFORCED)"
-            " WITH ('table.datalake.enabled'='true', 'bucket.num'='2', 'table.datalake.freshness'='1 h')"
-        )
+        with lake_offered(connection):
+            connection.execute(
+                "CREATE TABLE tiered (id INT, PRIMARY KEY (id) NOT ENFORCED)"
+                " WITH ('table.datalake.enabled'='true', 'bucket.num'='2', 'table.datalake.freshness'='1 h')"
+            )
         yield connection
         connection.admin.drop_table("tiered")
 

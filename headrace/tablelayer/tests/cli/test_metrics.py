@@ -15,6 +15,7 @@ from headrace.broker.metrics.replication import REPLICATION_METRICS
 from headrace.broker.metrics.requests import REQUEST_SECONDS
 from headrace.tablelayer.client import connect
 from headrace.tablelayer.server.metrics import TABLE_METRICS
+from headrace.tablelayer.tests.lakes import lake_offered
 
 PAGE = Path(__file__).parents[2] / "METRICS.md"
 
@@ -59,7 +60,7 @@ def test_the_page_lists_every_metric_with_its_words():
 
 
 def test_a_scrape_tells_of_topics_tables_groups_and_requests(served, serve, tmp_path, eventually):
-    with connect(served.address) as connection:
+    with connect(served.address) as connection, lake_offered(connection):
         connection.execute(
             "CREATE TABLE fruit (id INT, name STRING, PRIMARY KEY (id) NOT ENFORCED)"
             " WITH ('bucket.num' = '2', 'table.datalake.enabled' = 'true', 'table.datalake.format' = 'iceberg');"

@@ -82,7 +82,6 @@ def test_create_table_in_the_words_of_the_quickstart():
     assert (definition.bucket_count, definition.comment) == (4, "all of them")
     assert definition.options == {
         "table.datalake.enabled": "true",
-        "table.datalake.format": "iceberg",
         "table.datalake.freshness": "30 s",
     }
 

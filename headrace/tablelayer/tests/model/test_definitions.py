@@ -239,7 +239,7 @@ def test_bucket_options_are_folded_into_the_fields():
         ({"table__datalake__format": "delta"}, "'iceberg'"),
         ({"key": ("id", "line"), "bucket_count": 2, "table__datalake__format": "iceberg"}, "use one column"),
         (
-            {"key": ("price",), "bucket_count": 2, "table__datalake__enabled": "true"},
+            {"key": ("price",), "bucket_count": 2, "table__datalake__format": "iceberg"},
             "no bucket function for DOUBLE",
         ),
         (
@@ -270,11 +270,9 @@ def test_definition_is_refused(arguments, reason):
 
 
 def test_iceberg_tables_with_one_bucket_or_one_bucket_column_are_fine():
-    assert orders(("id", "line"), table__datalake__enabled="true").bucket_format is DatalakeFormat.ICEBERG
-    lake = orders(("id", "line"), ("id",), 4, table__datalake__enabled="true")
-    assert lake.settings.datalake_format is DatalakeFormat.ICEBERG
-    assert lake.options["table.datalake.format"] == "iceberg"
-    assert orders().bucket_format is None
+    assert orders(("id", "line"), table__datalake__format="iceberg").bucket_format is DatalakeFormat.ICEBERG
+    assert orders(("id", "line"), ("id",), 4, table__datalake__format="iceberg")
+    assert orders(table__datalake__enabled="true").bucket_format is None, "the server chooses"
     passed = orders(table__datalake__enabled="true", iceberg__history__expire__a=" 1 ")
     assert passed.to_topic_config()["iceberg.history.expire.a"] == " 1 "
 
@@ -383,12 +381,12 @@ def test_time_to_live_drives_retention():
         ({"table.schema": "id BIGINT, line INT"}, "schema of table"),
         ({"table.bucket-key": "id"}, "bucket key"),
         ({"table.delete.behavior": "DISABLE"}, "fixed at creation"),
-        ({"table.datalake.enabled": "true"}, "not computed by the lake's function"),
+        ({"table.datalake.format": "iceberg"}, "not computed by the lake's function"),
     ],
 )
 def test_what_is_fixed_at_creation_cannot_be_changed(change, reason):
     old = orders(("id", "line"), bucket_count=2).to_topic_config()
-    if "table.datalake.enabled" in change:
+    if "table.datalake.format" in change:
         old = orders(bucket_count=2).to_topic_config()
     with pytest.raises(TableError, match=reason):
         changed_table(PATH, 2, old, {**old, **change})
@@ -397,9 +395,9 @@ def test_what_is_fixed_at_creation_cannot_be_changed(change, reason):
 def test_what_can_be_changed():
     old = orders().to_topic_config()
     new = changed_table(
-        PATH, 1, old, {**old, "table.datalake.enabled": "true", "segment.bytes": "2097152"}
+        PATH, 1, old, {**old, "table.datalake.format": "paimon", "segment.bytes": "2097152"}
     ).to_topic_config()
-    assert new["table.datalake.format"] == "iceberg"
+    assert new["table.datalake.format"] == "paimon"
     assert new["segment.bytes"] == "2097152"
     lake = orders(bucket_count=4, table__datalake__format="iceberg").to_topic_config()
     assert changed_table(PATH, 4, lake, {**lake, "table.datalake.enabled": "true"})

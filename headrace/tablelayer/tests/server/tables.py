@@ -31,6 +31,8 @@ from simulator.files import copy_as_killed as copy_as_killed
 
 Row = dict[str, Any]
 Change = tuple[str, Row]
+LAKES = {"datalake.iceberg.warehouse": "/lake", "datalake.paimon.warehouse": "/lake"}
+"""Configurations of a server that offers both lakes; nothing is tiered there."""
 TIMEOUT_MS = 60_000
 """The timeout of requests that must not time out."""
 DEADLINE_SECONDS = 60.0

@@ -23,7 +23,7 @@ from headrace.tablelayer.model.table.definition import TableDefinition, TablePat
 from headrace.tablelayer.server.bucket.remote_bucket import RemoteBucket
 from headrace.tablelayer.server.extension import TableExtension
 from headrace.tablelayer.server.staged.others import OtherBrokers
-from headrace.tablelayer.tests.server.tables import DEADLINE_SECONDS, Row, Table, Tables, until
+from headrace.tablelayer.tests.server.tables import DEADLINE_SECONDS, LAKES, Row, Table, Tables, until
 from headrace.tablelayer.tests.server.test_staged_writes import Chunks, commit, stage
 from simulator.cluster import DirectCluster, Routed, direct_cluster
 from simulator.direct import DirectBroker, values_of
@@ -454,7 +454,7 @@ async def test_nothing_is_decided_while_a_leader_is_away(tmp_path) -> None:
 
 async def test_a_table_of_several_brokers_is_tiered_by_rounds_of_the_controller(tmp_path) -> None:
     tiered = {"datalake_enabled": "true", "datalake_format": "iceberg"}
-    async with direct_cluster(tmp_path, 3, extensions) as cluster:
+    async with direct_cluster(tmp_path, 3, extensions, config=LAKES) as cluster:
         opened = await created(cluster, "a INT", **tiered)
         for table in opened.values():
             for bucket in own_buckets(table.broker, "default.t"):

@@ -15,7 +15,7 @@ from headrace.broker.net.reply import CloseConnection
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.tablelayer.model import messages as m
 from headrace.tablelayer.model.errors import TableErrorCode
-from headrace.tablelayer.tests.server.tables import Tables, run, tables
+from headrace.tablelayer.tests.server.tables import LAKES, Tables, run, tables
 
 BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
 FORGED = "w\n2026-01-01 00:00:00 ERROR headrace: all is lost\x1b[2J\r" + "x" * 5000
@@ -101,7 +101,7 @@ def test_what_workers_say_stays_in_its_line(tmp_path: Path, caplog: pytest.LogCa
     caplog.set_level(logging.INFO)
 
     async def work() -> None:
-        async with tables(tmp_path) as all_tables:
+        async with tables(tmp_path, LAKES) as all_tables:
             table = await all_tables.create("id INT", datalake_enabled="true")
             begun = await answer_to(
                 all_tables, m.LakeBeginRequest(worker=FORGED, database="default", table="t", force=True)
@@ -129,7 +129,7 @@ def test_old_versions_of_lake_messages_are_told_what_they_cannot_be_told(
     tmp_path: Path, own_log: pytest.LogCaptureFixture
 ) -> None:
     async def work() -> None:
-        async with tables(tmp_path) as all_tables:
+        async with tables(tmp_path, LAKES) as all_tables:
             from dataclasses import replace
 
             from headrace.tablelayer.model.ddl.clauses import parse_columns

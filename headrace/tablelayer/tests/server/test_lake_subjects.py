@@ -11,7 +11,7 @@ from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.protocol.records.encode import Record, build_batch
 from headrace.tablelayer.model import messages as m
 from headrace.tablelayer.model.ddl import CreateTable, parse
-from headrace.tablelayer.tests.server.tables import Tables, tables, until
+from headrace.tablelayer.tests.server.tables import LAKES, Tables, tables, until
 
 SQL = (
     "CREATE TABLE parts (dt STRING, id INT) PARTITIONED BY (dt)"
@@ -26,7 +26,7 @@ async def send(all_tables: Tables, request: Any) -> Any:
 
 
 async def test_a_partitioned_table_is_tiered_as_one(tmp_path: Path) -> None:
-    async with tables(tmp_path) as all_tables:
+    async with tables(tmp_path, LAKES) as all_tables:
         (statement,) = parse(SQL)
         assert isinstance(statement, CreateTable)
         table = await all_tables.create_as(statement.definition)
@@ -72,7 +72,7 @@ async def test_a_partition_that_is_held_to_be_dropped_takes_nothing_for_a_while(
     row, other = (
         build_batch([Record(None, b'{"dt": "%b", "id": 1}' % each, (), 1000)]) for each in (b"a", b"b")
     )
-    async with tables(tmp_path) as all_tables:
+    async with tables(tmp_path, LAKES) as all_tables:
         (statement,) = parse(SQL)
         assert isinstance(statement, CreateTable)
         table = await all_tables.create_as(statement.definition)
@@ -105,7 +105,7 @@ async def test_a_partition_that_is_held_to_be_dropped_takes_nothing_for_a_while(
 
 
 async def test_a_plain_topic_is_tiered_and_keeps_what_the_lake_does_not_have(tmp_path: Path) -> None:
-    async with tables(tmp_path) as all_tables:
+    async with tables(tmp_path, LAKES) as all_tables:
         broker, extension = all_tables.broker, all_tables.extension
         topic = await broker.create_topic("clicks", **{"datalake.enabled": "true"})
         other = await broker.create_topic("other")
@@ -141,7 +141,7 @@ async def test_a_plain_topic_is_tiered_and_keeps_what_the_lake_does_not_have(tmp
 async def test_what_cannot_be_is_refused_when_the_topic_is_made(
     tmp_path: Path, config: dict[str, str], said: str
 ) -> None:
-    async with tables(tmp_path) as all_tables:
+    async with tables(tmp_path, LAKES) as all_tables:
         with pytest.raises(KafkaError) as caught:
             await all_tables.broker.context.topics.create_topic("t", 1, config)
         assert caught.value.code == ErrorCode.INVALID_CONFIG

@@ -25,7 +25,7 @@ from headrace.tablelayer.model.ddl import CreateTable, parse
 from headrace.tablelayer.model.errors import TableErrorCode
 from headrace.tablelayer.model.filters.filters import encode_filter
 from headrace.tablelayer.model.messages import between
-from headrace.tablelayer.tests.server.tables import Table, Tables, tables
+from headrace.tablelayer.tests.server.tables import LAKES, Table, Tables, tables
 
 DENIED = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 NOWHERE = UUID(int=99)
@@ -35,7 +35,7 @@ TOPIC = ResourceType.TOPIC
 @asynccontextmanager
 async def secured(data_dir: Path) -> AsyncIterator[Tables]:
     """A secured server whose own connection is the super user's."""
-    async with tables(data_dir, SECURED) as made:
+    async with tables(data_dir, {**SECURED, **LAKES}) as made:
         made.broker = client(made.broker, "admin")
         yield made
 

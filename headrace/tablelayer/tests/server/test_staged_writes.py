@@ -32,7 +32,7 @@ from headrace.tablelayer.server.staged.ledgers import Ledgers
 from headrace.tablelayer.server.staged.place import Place, bucket_of_table
 from headrace.tablelayer.server.staged.staging import Chunk, StagingArea, writer_key
 from headrace.tablelayer.server.staged.writing import DecidedBatches
-from headrace.tablelayer.tests.server.tables import Row, Table, coming_from, tables, until
+from headrace.tablelayer.tests.server.tables import LAKES, Row, Table, coming_from, tables, until
 from headrace.tablelayer.tests.server.test_row_ttl import StandingClock
 
 UPSERT = ChangeType.UPDATE_AFTER
@@ -499,7 +499,7 @@ async def test_r3_5_a_slow_recovery_is_not_taken_for_dropped_tables(tmp_path: Pa
         await asyncio.sleep(0.6)
         await follow(self, *arguments, **options)
 
-    async with tables(tmp_path) as all_tables:
+    async with tables(tmp_path, LAKES) as all_tables:
         table = await all_tables.create("n BIGINT", datalake_enabled="true", datalake_format="iceberg")
         await stage(table, 0, "a", {0: [chunk_of(1)]})
         await commit(table, 0, {"a": {0: [[]]}})

@@ -18,7 +18,7 @@ from headrace.tablelayer.model.ddl.clauses import parse_columns
 from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
 from headrace.tablelayer.server.bucket.tasks import Kind
 from headrace.tablelayer.server.store.kv import KeyValueStore
-from headrace.tablelayer.tests.server.tables import Table
+from headrace.tablelayer.tests.server.tables import LAKES, Table
 from headrace.tablelayer.tests.server.test_replicated_tables import (
     TOPIC,
     applied_at,
@@ -137,7 +137,7 @@ async def test_a_partition_that_is_too_old_stays_while_a_new_leader_does_not_kno
         partition_keys=("dt",),
         options={"table.replication.factor": "2", **given},
     )
-    async with direct_cluster(tmp_path, 2, extensions) as cluster:
+    async with direct_cluster(tmp_path, 2, extensions, config=LAKES) as cluster:
         await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 2)
         table = await tables_at(cluster, 1).create_as(definition)
         made = await send(table, m.CreatePartitionRequest(table_id=table.table_id, name="a"))
@@ -180,7 +180,7 @@ async def test_a_partition_that_another_broker_leads_is_held_until_the_leader_is
         partition_keys=("dt",),
         options={"table.replication.factor": "3", **TIERED},
     )
-    async with direct_cluster(tmp_path, 3, extensions) as cluster:
+    async with direct_cluster(tmp_path, 3, extensions, config=LAKES) as cluster:
         await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 3)
         table = await tables_at(cluster, 1).create_as(definition)
         made = await send(table, m.CreatePartitionRequest(table_id=table.table_id, name="a"))
@@ -209,7 +209,7 @@ async def test_a_partition_that_another_broker_leads_is_held_until_the_leader_is
 async def test_what_is_kept_of_a_table_is_forgotten_by_the_broker_that_knows_that_it_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with direct_cluster(tmp_path, 2, extensions) as cluster:
+    async with direct_cluster(tmp_path, 2, extensions, config=LAKES) as cluster:
         await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 2)
         table = await tables_at(cluster, 1).create("a INT", given=TIERED)
         assert table.broker.context.metadata.is_controller

@@ -6,6 +6,7 @@ from headrace.protocol.errors import KafkaError
 from headrace.tablelayer.client import DataError, Table, TableError
 from headrace.tablelayer.model.ddl import DdlError
 from headrace.tablelayer.sql.errors import SqlError
+from headrace.tablelayer.tests.lakes import lake_offered
 
 
 @pytest.fixture
@@ -76,7 +77,10 @@ def test_delete_by_any_condition_and_truncate(item):
     assert sql("SELECT * FROM log") == [{"a": 1, "day": "d1"}]
     with pytest.raises(KafkaError, match="POLICY_VIOLATION"):
         sql.connection.kafka.delete_records(f"{sql.database}.item", {0: 1})
-    sql("CREATE TABLE tiered (a INT) WITH ('table.datalake.enabled' = 'true'); INSERT INTO tiered VALUES (1)")
+    with lake_offered(sql.connection):
+        sql(
+            "CREATE TABLE tiered (a INT) WITH ('table.datalake.enabled' = 'true'); INSERT INTO tiered VALUES (1)"
+        )
     with pytest.raises(TableError, match="rows in the lake stay"):
         sql("TRUNCATE tiered")
 

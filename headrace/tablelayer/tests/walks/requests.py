@@ -20,7 +20,7 @@ from headrace.protocol.records import check
 from headrace.protocol.records.encode import Record, build_batch
 from headrace.tablelayer.model import messages as m
 from headrace.tablelayer.server.extension import TableExtension
-from headrace.tablelayer.tests.server.tables import Tables
+from headrace.tablelayer.tests.server.tables import LAKES, Tables
 from headrace.tablelayer.tests.walks.trace import Call, TracedBroker, traced_broker, traced_leader
 from simulator.direct import DirectBroker, direct_broker
 
@@ -171,7 +171,7 @@ async def _send_each_once(directory: Path) -> None:
     """Without the tracer, so that no kernel is compiled under it, and records are checked as in a server that runs."""
     check.load()
     extension = TableExtension()
-    async with direct_broker(directory, extensions=[extension]) as broker:
+    async with direct_broker(directory, LAKES, extensions=[extension]) as broker:
         for walk in (await requests(broker, extension)).values():
             for request in walk:
                 await request()

@@ -30,6 +30,7 @@ from headrace.broker.configs.broker_config import BrokerConfig
 from headrace.broker.runtime import slices
 from headrace.broker.server import Broker
 from headrace.tablelayer.server.extension import TableExtension
+from headrace.tablelayer.tests.server.tables import LAKES
 from simulator.cluster import direct_cluster
 from simulator.direct import DirectBroker
 
@@ -207,7 +208,7 @@ def _tracing() -> Iterator[Tracer]:
 @asynccontextmanager
 async def traced_broker(data_dir: Path, extension: TableExtension) -> AsyncIterator[TracedBroker]:
     """A broker with tables, to be run by `broker.net.poller.run_server`."""
-    config = BrokerConfig({}, extension.broker_configs())
+    config = BrokerConfig(LAKES, extension.broker_configs())
     with _tracing() as tracer, ThreadPoolExecutor(1, thread_name_prefix="slow work") as executor:
         server = Broker(config, data_dir=data_dir, port=0, extensions=[extension], executor=executor)
         await server.start()

@@ -14,8 +14,10 @@ from urllib.parse import urlsplit
 from headrace.broker.configs.broker_config import BrokerConfig
 from headrace.broker.configs.config_key import ConfigKey, ConfigType
 from headrace.tablelayer.model.messages.lake import LakeProperty
+from headrace.tablelayer.model.options.table_options import DatalakeFormat
 
 TIERING_TOKEN = "datalake.tiering.token"
+FORMAT_CONFIG = "datalake.format"
 _TOKEN_LENGTH_MIN = 16
 _PREFIXES = ("datalake.iceberg.", "datalake.paimon.")
 _OPEN = re.compile(
@@ -49,7 +51,21 @@ def _token_complaint(text: str) -> str | None:
     return f"it is too easy to guess: choose {_TOKEN_LENGTH_MIN} characters or more, at random"
 
 
+def _format_complaint(text: str) -> str | None:
+    known = [each.value for each in DatalakeFormat]
+    return None if text in known else f"it must be {' or '.join(known)}"
+
+
 LAKE_CATALOG_CONFIGS = (
+    ConfigKey(
+        FORMAT_CONFIG,
+        ConfigType.STRING,
+        None,
+        "Lake format that is recorded in new tables that name none, iceberg or paimon, so that the lake can be enabled "
+        "for them at any time. By default the format whose warehouse or catalog is configured, Iceberg first.",
+        _format_complaint,
+        dynamic=True,
+    ),
     ConfigKey(
         "datalake.iceberg.warehouse",
         ConfigType.STRING,
