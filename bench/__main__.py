@@ -1,5 +1,5 @@
 """`python -m bench [kafka] [cluster] [fluss] [tables] [transcode] [remote] [spark] [lake] [--rounds N] [--quick]
-[--only G]`, `python -m bench against --tree FOLDER`, `python -m bench neighbours [--tree FOLDER]`.
+[--only G]`, `python -m bench against --tree FOLDER`, `python -m bench neighbours|small [--tree FOLDER]`.
 
 Kafka or Fluss and Headrace run at the same time and take turns figure by figure, so that a noisy machine disturbs both
 alike. Every figure is the median over the rounds, with the lowest and the highest beside it, and whether it meets its
@@ -17,7 +17,19 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import against, beside_tables, cluster, fluss, lake, many_tables, remote, spark, tables, transcode
+from bench import (
+    against,
+    beside_tables,
+    cluster,
+    fluss,
+    lake,
+    many_tables,
+    remote,
+    small,
+    spark,
+    tables,
+    transcode,
+)
 from bench.figures import GROUPS, Size, chosen
 from bench.fluss_peer import FLUSS
 from bench.maven import java
@@ -98,8 +110,8 @@ def main() -> None:
     parser.add_argument(
         "what",
         nargs="*",
-        choices=[*EVERYTHING, "against", "neighbours", []],
-        help="default: all but against and neighbours",
+        choices=[*EVERYTHING, "against", "neighbours", "small", []],
+        help="default: all but against, neighbours and small",
     )
     parser.add_argument("--rounds", type=int, help="default: 5, with --quick 1")
     parser.add_argument(
@@ -115,13 +127,13 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="write every sample, ratio and goal to this file")
     parser.add_argument(
-        "--tree", type=Path, help="of against and neighbours: a working tree of another commit"
+        "--tree", type=Path, help="of against, neighbours and small: a working tree of another commit"
     )
     arguments = parser.parse_args()
     if "against" in arguments.what and arguments.tree is None:
         parser.error("against needs --tree")
-    if arguments.tree is not None and not {"against", "neighbours"} & set(arguments.what):
-        parser.error("--tree belongs to against and neighbours")
+    if arguments.tree is not None and not {"against", "neighbours", "small"} & set(arguments.what):
+        parser.error("--tree belongs to against, neighbours and small")
     what = arguments.what or EVERYTHING
     rounds = arguments.rounds or (1 if arguments.quick else 5)
     scale = arguments.scale or (0.25 if arguments.quick else 1.0)
@@ -130,7 +142,7 @@ def main() -> None:
     # Servers and workers are measured as installed: compiling their modules anew adds a second to every start.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     samples, of_clusters, beside_fluss = Samples(), Samples(), Samples(FLUSS)
-    of_trees, beside = Samples(against.OTHER), Samples(against.OTHER)
+    of_trees, beside, small_writes = (Samples(against.OTHER) for _ in range(3))
     rows: dict[str, list[float]] = {}
     rates, tiered = {}, Samples()
     if not arguments.what and shutil.which(java()) is None:
@@ -159,6 +171,14 @@ def main() -> None:
                 show_beside(console, "A producer of single records beside work with tables", beside)
             else:
                 show_comparison(console, beside)
+    if "small" in what:
+        try:
+            small.measure(WORK, arguments.tree, small_writes, rounds)
+        finally:
+            if arguments.tree is None:
+                show_beside(console, "Small writes", small_writes)
+            else:
+                show_comparison(console, small_writes)
     if "cluster" in what:
         try:
             cluster.measure(WORK, of_clusters, arguments.only, rounds, scale, quick=arguments.quick)
@@ -202,6 +222,7 @@ def main() -> None:
             "fluss": beside_fluss.as_json(),
             "against": of_trees.as_json(),
             "neighbours": beside.as_json(),
+            "small": small_writes.as_json(),
             "tables": rows,
             "transcode": rates,
             "remote": tiered.as_json(),

@@ -73,6 +73,7 @@ class Cluster:
         self._folder = (work / f"cluster-{self.name.split()[-1].lower()}").absolute()
         self._ports: dict[int, int] = {}
         self._settings: dict[str, str] = {}
+        self._tree: Path | None = None
         self.nodes: dict[int, Server] = {}
 
     @property
@@ -132,7 +133,12 @@ class Cluster:
         folder, port = self._folder / str(node), self._ports[node]
         answers = partial(answers_metadata, brokers=len(self._ports))
         return start(
-            f"{self.name} {node}", self._command(node, folder, port), port, folder / "out", answers=answers
+            f"{self.name} {node}",
+            self._command(node, folder, port),
+            port,
+            folder / "out",
+            folder=self._tree,
+            answers=answers,
         )
 
     def _prepare(self, threads: ThreadPoolExecutor) -> None:
@@ -271,10 +277,11 @@ group.initial.rebalance.delay.ms=0
 class HeadraceCluster(Cluster):
     """`headrace serve`, and ZooKeeper from pyspark's jars in a process of its own."""
 
-    name = HEADRACE
-
-    def __init__(self, work: Path) -> None:
+    def __init__(self, work: Path, name: str = HEADRACE, tree: Path | None = None) -> None:
+        """Create it, stopped. `tree`: run that working tree's modules."""
+        self.name = name
         super().__init__(work)
+        self._tree = tree
         self.zookeeper: Server | None = None
 
     def _prepare(self, threads: ThreadPoolExecutor) -> None:
