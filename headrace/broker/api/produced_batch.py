@@ -62,6 +62,9 @@ _REFUSALS = frozenset(
 )
 """Error codes that are logged, as producers whose library shows only codes do not see the reason."""
 _REASON_LENGTH_MAX = 500
+_HANDED_OVER_NS: Final = 100_000
+_HANDED_OVER_BYTE_NS: Final = 20
+"""Upper estimates of the cost of a batch, and of each of its bytes, that an extension appends on the event loop."""
 
 
 class Step(Enum):
@@ -142,6 +145,8 @@ class ProducedBatch:
             self._admit()
             if self.next is APPEND:
                 self._append(self._records, effort)
+            elif self.next is HAND_OVER:
+                self._hand_over_at_once(effort)
         except Exception as error:  # noqa: BLE001 - of one partition: the others are appended to
             self._refuse(error)
 
@@ -215,6 +220,21 @@ class ProducedBatch:
         is_durable = partition.high_watermark > info.last_offset
         self.next = ANSWER if is_durable or not self._production.request.acks else WAIT
 
+    def _hand_over_at_once(self, effort: Effort) -> None:
+        """Let the extension append a small batch now, if it can and `effort` is left."""
+        partition, records = self._partition, self._records
+        try:
+            effort.take(_HANDED_OVER_NS + _HANDED_OVER_BYTE_NS * len(records))
+        except TakesTime:
+            return
+        hooks = partition.hooks
+        info = None if hooks is None else hooks.produce_at_once(records)
+        if info is None:
+            return
+        self._fill(info)
+        is_published = partition.high_watermark > info.last_offset
+        self.next = ANSWER if is_published or not self._production.request.acks else WAIT
+
     async def _hand_over(self) -> None:
         """Let the extension append the batch, and wait until it is as durable as `acks` requires. Raises KafkaError."""
         partition, request = self._partition, self._production.request
@@ -227,9 +247,11 @@ class ProducedBatch:
 
     async def wait(self, timeout_ms: int) -> None:
         """Wait until the batch in the log is as durable as `acks` requires."""
-        answer, info = self.answer, self._info
+        answer, info, hooks = self.answer, self._info, self._partition.hooks
         try:
-            if not await self._partition.wait_acknowledged(
+            if hooks is not None:
+                await hooks.wait_published(info, self._production.request.acks, timeout_ms)
+            elif not await self._partition.wait_acknowledged(
                 info.last_offset + 1, self._production.request.acks, timeout_ms
             ):
                 raise KafkaError(

@@ -4,8 +4,8 @@ Invariants
 - A partition with hooks publishes its high watermark only through `Partition.publish_high_watermark`, called by the
   hooks; records at or above it are never shown. A hook that has heard `high_watermark_candidate(n)` must in the end
   publish n, or fail the partition.
-- Life of the hooks of a partition: `start` -> (`produce` | `fetch` | `high_watermark_candidate` | `truncated`)* ->
-  `close` or `delete`. Nothing is called after `close` or `delete`.
+- Life of the hooks of a partition: `start` -> (`produce` | `produce_at_once` | `wait_published` | `fetch` |
+  `high_watermark_candidate` | `truncated`)* -> `close` or `delete`. Nothing is called after `close` or `delete`.
 """
 
 from __future__ import annotations
@@ -41,6 +41,15 @@ class PartitionHooks(Protocol):
 
         An exception fails the partition, not the broker.
         """
+
+    def produce_at_once(self, batch: memoryview) -> AppendInfo | None:
+        """Accept a Kafka client's small batch without a wait; `wait_published` is the rest of what `produce` does.
+
+        Return None, without any effect, if that is not possible or the batch is not accepted; then call `produce`.
+        """
+
+    async def wait_published(self, info: AppendInfo, acks: int, timeout_ms: int) -> AppendInfo:
+        """Wait as `acks` demands for a batch that is in the log. Raises KafkaError."""
 
     async def produce(self, batch: memoryview, acks: int, timeout_ms: int) -> AppendInfo:
         """Accept a Kafka client's batch and wait as `acks` (0, 1, -1) demands.

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from headrace.protocol.errors import DecodeError, EncodeError
-from headrace.protocol.records.compression import open_batch
+from headrace.protocol.records.compression import MAX_DECOMPRESSED_BYTES, open_batch
 from headrace.protocol.records.header import (
     COMPRESSION_MASK,
     HEADER,
@@ -128,13 +128,16 @@ def build_in_slices(
     return bytes(output)
 
 
-def read_small(batch: Buffer) -> Iterator[tuple[int, bytes | None, bytes | None]]:
+def read_small(
+    batch: Buffer, *, max_bytes: int = MAX_DECOMPRESSED_BYTES
+) -> Iterator[tuple[int, bytes | None, bytes | None]]:
     """Yield (offset, key, value) of each record of the batch (magic 2) that `batch` begins with, in order.
 
     About 3 us a record. It checks as much as `protocol.records.decode.decode_records`, but begins to yield before it
-    has seen all records. Raise DecodeError with the number of the record.
+    has seen all records. Raise DecodeError with the number of the record, and for more than `max_bytes` decompressed
+    bytes.
     """
-    header, body = open_batch(batch)
+    header, body = open_batch(batch, max_bytes=max_bytes)
     payload = bytes(body)
     position, previous_delta = 0, -1
     for index in range(header.record_count):

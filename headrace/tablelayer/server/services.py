@@ -21,6 +21,7 @@ from headrace.broker.runtime import open_files
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.options.option_types import parse_duration_ms
 from headrace.tablelayer.model.table.definition import PARTITION_OF_CONFIG
+from headrace.tablelayer.server import stored_message
 from headrace.tablelayer.server.kafka_face.caches import PieceCaches
 from headrace.tablelayer.server.kafka_face.refusals import Refusals
 from headrace.tablelayer.server.kafka_face.schema_registry import SchemaRegistries
@@ -244,6 +245,7 @@ class Services:
         self._background: Executor | None = None
         self._opening: Executor | None = None
         self._memory: SharedMemory | None = None
+        self._loading = False
 
     @property
     def staged_directory(self) -> Path:
@@ -301,6 +303,15 @@ class Services:
             return None
         owner = self.context.identity.broker_id if replicated else None
         return BucketSnapshots(config.files, table_id, bucket, config.kept, self.store_disk, owner)
+
+    def can_write_at_once(self) -> bool:
+        """Return whether the kernels for writes on the event loop are loaded. If not, a thread begins to load them."""
+        if stored_message.is_loaded():
+            return True
+        if not self._loading:
+            self._loading = True
+            self.run(stored_message.warm)  # its result is not awaited
+        return False
 
     async def background(self, work: Callable[..., Result], *arguments: Any) -> Result:
         """Run work that may take minutes, one at a time, outside of the executor that serves clients."""

@@ -76,6 +76,17 @@ class Shouting:
             raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, "not published in time")
         return info
 
+    def produce_at_once(self, batch: memoryview) -> AppendInfo | None:
+        self.extension.offered += 1
+        return self.partition.append(batch, AppendOrigin.CLIENT) if self.extension.at_once else None
+
+    async def wait_published(self, info: AppendInfo, acks: int, timeout_ms: int) -> AppendInfo:
+        self.extension.waited += 1
+        self.extension.waits.set()
+        if acks == -1 and not await self.partition.wait_for_high_watermark(info.last_offset + 1, timeout_ms):
+            raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, "not published in time")
+        return info
+
     async def fetch(self, offset: int, max_bytes: int, min_one: bool) -> FetchedRecords:
         await asyncio.sleep(0)
         parts = []
@@ -130,6 +141,9 @@ class ShoutExtension:
 
     def __init__(self) -> None:
         self.hold = False
+        self.at_once = False
+        self.offered = self.waited = 0
+        self.waits = asyncio.Event()
         self.may_close = asyncio.Event()
         self.may_close.set()
         self.hooks: dict[tuple[str, int], Shouting] = {}
@@ -223,6 +237,27 @@ async def test_hooks_take_over_produce_and_fetch_and_plain_topics_stay_plain(tmp
         assert values_of((await broker.fetch("loud")).records) == [(0, b"A"), (1, b"B"), (2, b"C")]
         assert values_of((await broker.fetch("loud", max_bytes=1)).records) == [(0, b"A"), (1, b"B")]
         assert values_of((await broker.fetch("plain")).records) == [(0, b"a"), (1, b"b"), (2, b"c")]
+
+
+async def test_hooks_may_take_a_small_batch_at_once_and_its_answer_waits_for_them(tmp_path) -> None:
+    extension = ShoutExtension()
+    async with direct_broker(tmp_path, extensions=[extension]) as broker:
+        await broker.create_topic("loud", shout="true")
+        assert (await broker.produce("loud", [b"a"])).error_code == 0
+        assert (extension.offered, extension.waited) == (1, 0)
+        extension.at_once = True
+        assert (await broker.produce("loud", [b"b"])).base_offset == 1
+        assert (extension.offered, extension.waited) == (2, 0), "it was published before the answer was made"
+        extension.hold = True
+        held = asyncio.create_task(broker.produce("loud", [b"c"], acks=-1))
+        async with asyncio.timeout(SOON):
+            await extension.waits.wait()
+        assert not held.done()
+        extension.hooks["loud", 0].release()
+        assert (await held).base_offset == 2
+        extension.hold = False
+        large = await broker.produce("loud", [b"x" * 60_000])
+        assert (large.error_code, extension.offered) == (0, 3), "the event loop has no time for a large batch"
 
 
 async def test_transactions_do_not_include_topics_of_extensions(tmp_path) -> None:

@@ -124,7 +124,42 @@ def encode_arrow_batch(
             raise ValueError(f"{len(offset_deltas)} offset deltas for {rows} rows")
         flags |= FILTERED
         statistics = offset_deltas.astype("<i4", copy=False).tobytes()
-    message = encode_ipc(batch, compression)
+    return with_header(
+        encode_ipc(batch, compression),
+        rows,
+        schema_id=schema_id,
+        changes=changes,
+        flags=flags,
+        compression=compression,
+        timestamp_ms=timestamp_ms,
+        sequence_count=sequence_count,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        last_offset_delta=last_offset_delta,
+        base_offset=base_offset,
+        statistics=statistics,
+    )
+
+
+def with_header(
+    message: Buffer,
+    rows: int,
+    *,
+    schema_id: int,
+    changes: bytes,
+    flags: int,
+    compression: ArrowCompression | None = None,
+    timestamp_ms: int = -1,
+    sequence_count: int | None = None,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+    base_sequence: int = NO_SEQUENCE,
+    last_offset_delta: int | None = None,
+    base_offset: int = 0,
+    statistics: bytes = b"",
+) -> memoryview:
+    """Return the batch of a message of that many rows, with a change type for each row unless it is append-only."""
     start = message_position(len(changes), len(statistics))
     size = start + len(message)
     buffer = memoryview(pa.allocate_buffer(size)).cast("B")  # from Arrow's pool of pages; not zeroed

@@ -74,8 +74,8 @@ _UNIT_NAMES = {"d": "days", "ms": "milliseconds", "us": "microseconds", "ns": "n
 
 _DAY = 86_400
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # 0001-01-01, 9999-12-31
-_PLAUSIBLE_DAYS = (-354_285, 376_199)  # years 1000 to 2999
-_NEAR_EPOCH_SECONDS = 4_102_445
+PLAUSIBLE_DAYS = (-354_285, 376_199)  # years 1000 to 2999
+NEAR_EPOCH_SECONDS = 4_102_445
 """Distance from 1970 in seconds, 47 days, below which a number is a date until 2100 in a unit 1,000 times larger."""
 _INFINITE_DAYS = {-622_191_234: 1, -2_147_472_692: 1, -625_821_272: -1, -2_147_472_691: -1}
 """The numbers that PostgreSQL's connector writes for the dates `infinity` and `-infinity`, with their signs.
@@ -597,9 +597,9 @@ class DebeziumField(Field):
             odd = (unit != "ms") & (numbers != 0) & (np.abs(numbers) < _DAY * per_second // 1000)
         else:
             days = numbers // (_DAY * per_second)
-            far = (days < _PLAUSIBLE_DAYS[0]) | (days > _PLAUSIBLE_DAYS[1])
+            far = (days < PLAUSIBLE_DAYS[0]) | (days > PLAUSIBLE_DAYS[1])
             far &= (days != _FIRST_DAY) & (days != _LAST_DAY) & ~_is_infinite(numbers)
-            odd = far | ((numbers != 0) & (np.abs(numbers) < _NEAR_EPOCH_SECONDS * per_second))
+            odd = far | ((numbers != 0) & (np.abs(numbers) < NEAR_EPOCH_SECONDS * per_second))
         odd &= given
         if not odd.any():
             return

@@ -18,9 +18,10 @@ import pyarrow as pa
 from headrace.broker.log.errors import RecordErrors
 from headrace.broker.log.partition_log import AppendInfo
 from headrace.broker.partitions.hooks import FetchedRecords
-from headrace.protocol.errors import ErrorCode, KafkaError
+from headrace.protocol.errors import DecodeError, ErrorCode, KafkaError
 from headrace.protocol.one_line import one_line
-from headrace.protocol.records.header import BatchHeader
+from headrace.protocol.records.header import BatchHeader, verify_crc
+from headrace.protocol.records.small import read_small
 from headrace.tablelayer.model.avro.schema import schema_text
 from headrace.tablelayer.model.avro.write import Frame
 from headrace.tablelayer.model.errors import RowError, TableError
@@ -35,11 +36,19 @@ from headrace.tablelayer.server.bucket.joining import Joiners
 from headrace.tablelayer.server.bucket.joint_write import Part, write_together
 from headrace.tablelayer.server.bucket.remote_bucket import RemoteBucket, wait_elsewhere
 from headrace.tablelayer.server.kafka_face import producers as kafka_face
+from headrace.tablelayer.server.kafka_face.few_records import (
+    BYTES_MAX,
+    COMPRESSED_MAX,
+    FewRecords,
+    Later,
+    reader_of,
+)
 from headrace.tablelayer.server.kafka_face.pieces import Answer, Consumption
 from headrace.tablelayer.server.kafka_face.refusals import REFUSALS
 from headrace.tablelayer.server.kafka_face.refused import Refused, Sifting, dead_letters, without
 from headrace.tablelayer.server.kafka_face.schema_registry import REGISTRY_URL
 from headrace.tablelayer.server.merge.engines import Operations
+from headrace.tablelayer.server.merge.few_rows import FewRows
 from headrace.tablelayer.server.merge.writes import ClientWrite, OperationSource, Writer, made_for
 from headrace.tablelayer.server.services import Services
 
@@ -73,6 +82,8 @@ class TableBucket:
         self.joiners = Joiners(services, partition)
         self._transcoding = asyncio.Lock()
         self._unreadable: set[int] = set()
+        self._producing = 0
+        """Number of batches of producers that are under way beside the event loop."""
 
     @property
     def definition(self) -> StoredTable:
@@ -293,6 +304,7 @@ class TableBucket:
         and the rest is written.
         """
         definition = self.definition
+        self._producing += 1
         try:
             return await self.write_produced(batch, acks, timeout_ms)
         except RecordErrors as error:
@@ -305,6 +317,41 @@ class TableBucket:
             if error.code in REFUSALS:
                 self._note_refused(definition, [(-1, error.message)], error.code)
             raise
+        finally:
+            self._producing -= 1
+
+    def produce_at_once(self, batch: memoryview) -> AppendInfo | None:
+        """Write a producer's small batch on the event loop, if nothing has to be awaited (see `few_records`).
+
+        Return None, without any effect, for any other batch: one that is large or refused, one of a table with rules
+        of merging, or one behind a batch that is under way. `produce` writes or refuses it.
+        """
+        if len(batch) > BYTES_MAX or self._producing:
+            return None
+        try:
+            self.check_open()
+            reader = reader_of(self.definition)
+            if reader is None or not self.services.can_write_at_once():
+                return None
+            header = kafka_face.check_frame(batch)
+            if (
+                header.record_count > reader.records_max
+                or self.partition.log.check_producer(header) is not None
+            ):
+                return None
+            if (header.compression and len(batch) > COMPRESSED_MAX) or not verify_crc(batch):
+                return None
+            few = reader.read([(key, value) for _, key, value in read_small(batch, max_bytes=BYTES_MAX)])
+            return self.write_few(reader, few, Writer.of(header), len(batch))
+        except (Later, DecodeError, KafkaError, TableError):
+            return None
+
+    def write_few(self, reader: FewRecords, few: FewRows, writer: Writer, size: int) -> AppendInfo | None:
+        """Log a few rows on the event loop; return None, without any effect, if that is not possible.
+
+        Raises KafkaError and TableError, without any effect.
+        """
+        raise AssertionError("abstract")
 
     def _note_refused(
         self,

@@ -24,7 +24,9 @@ from headrace.tablelayer.model.schema.schema import Schema
 from headrace.tablelayer.model.types.column_types import INTEGER_BITS
 from headrace.tablelayer.server.bucket.stored_bucket import StoredBucket
 from headrace.tablelayer.server.bucket.tasks import Kind
+from headrace.tablelayer.server.kafka_face.few_records import FewRecords
 from headrace.tablelayer.server.merge.auto_increment import OutOfNumbersError
+from headrace.tablelayer.server.merge.few_rows import FewRows
 from headrace.tablelayer.server.merge.writes import (
     ClientWrite,
     OperationSource,
@@ -136,6 +138,29 @@ class KeyBucket(StoredBucket):
                 budget.release(size)
         return await self.wait_published(info, acks, timeout_ms)  # `_store` stores and publishes the rows
 
+    def write_few(self, reader: FewRecords, few: FewRows, writer: Writer, size: int) -> AppendInfo | None:
+        tablet = self._tablet
+        if tablet is None or self._writing.locked() or self._no_space is not None:
+            return None
+        now_ms = self.services.context.clock.time_ms()
+        try:
+            prepared = tablet.prepare_few(
+                reader.definition, few, writer, now_ms, full_image=reader.full_image
+            )
+        except Exception as error:
+            if self._failed(error) is None:
+                raise
+            return None
+        if prepared is None:
+            return None
+        budget = self.services.budget
+        budget.reserve(size)
+        try:
+            return self.log_prepared(prepared, size)
+        except BaseException:
+            budget.release(size)
+            raise
+
     async def prepare_rows(self, source: OperationSource, writer: Writer) -> PreparedWrite:
         if self._no_space is not None:
             raise KafkaError(
@@ -164,14 +189,43 @@ class KeyBucket(StoredBucket):
             self._rows_written += len(prepared.keys)
             # the charge is released when the rows are stored
             tablet.logged(prepared, info.last_offset + 1, size)
+            self._store_replicated()
         return info
 
     def high_watermark_candidate(self, offset: int) -> None:
         """Store and publish the rows below an offset up to which the log is replicated."""
         self._candidate = max(self._candidate, offset)
         self._advanced.wake()
-        if self._tablet is not None and self._tasks.under_way(Kind.STORE) is None:
+        self._store_replicated()
+
+    def _store_replicated(self) -> None:
+        """Store and publish the replicated rows: at once if they are few, else in a task.
+
+        A batch is known to the tablet after its append, which may have been told to be replicated before.
+        """
+        tablet = self._tablet
+        if tablet is None or self._tasks.under_way(Kind.STORE) is not None:
+            return
+        count = tablet.covered(self._candidate)
+        if not count:
+            return
+        try:
+            is_stored = self._no_space is None and tablet.store_at_once(count)
+        except Exception:  # noqa: BLE001 - the task meets the same error, and handles it
+            is_stored = False
+        if is_stored:
+            self._publish(tablet, count)
+        else:
             self._tasks.start(Kind.STORE, self._store())
+
+    def _publish(self, tablet: Tablet, count: int) -> None:
+        """Publish the `count` oldest pending writes, which are stored."""
+        end_offset = tablet.end_of(count)
+        self.services.restless[self] = None
+        self.services.budget.release(tablet.stored(count))
+        self.partition.publish_high_watermark(end_offset)
+        if tablet.kv.bytes_since_flush >= self.services.limits.flush_bytes:
+            self._start_flush()
 
     async def _store(self) -> None:
         """Store the replicated rows, then publish them, until all of them are published."""
@@ -181,7 +235,6 @@ class KeyBucket(StoredBucket):
                 count = tablet.covered(target)
                 if not count:
                     break
-                end_offset = tablet.end_of(count)
                 try:
                     if not tablet.kv.is_open:
                         await self.services.open_store(tablet.kv.make)
@@ -204,11 +257,7 @@ class KeyBucket(StoredBucket):
                 if self._no_space is not None:
                     logger.info("%s accepts rows again", self.name)
                     self._no_space = None
-                self.services.restless[self] = None
-                self.services.budget.release(tablet.stored(count))
-                self.partition.publish_high_watermark(end_offset)
-                if tablet.kv.bytes_since_flush >= self.services.limits.flush_bytes:
-                    self._start_flush()
+                self._publish(tablet, count)
         except Exception as error:
             if is_damage(error):
                 self._damaged(error)
@@ -272,6 +321,7 @@ class KeyBucket(StoredBucket):
                         self.services.budget.release(size)
                         raise
                     tablet.logged(prepared, info.last_offset + 1, size)
+                    self._store_replicated()
                     deleted -= prepared.row_delta
             if info is not None:
                 await self.wait_published(info, -1, _PUBLISH_TIMEOUT_MS)

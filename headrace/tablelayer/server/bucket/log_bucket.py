@@ -22,6 +22,8 @@ from headrace.tablelayer.model.batches.batch import (
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.server.bucket.bucket import TableBucket
+from headrace.tablelayer.server.kafka_face.few_records import FewRecords
+from headrace.tablelayer.server.merge.few_rows import FewRows, batch_of_few
 from headrace.tablelayer.server.merge.writes import (
     ClientWrite,
     OperationSource,
@@ -127,6 +129,11 @@ class LogBucket(TableBucket):
         info = self.partition.append(prepared, AppendOrigin.EXTENSION)
         self.services.budget.release(size)
         return info
+
+    def write_few(self, reader: FewRecords, few: FewRows, writer: Writer, size: int) -> AppendInfo | None:
+        rows = [row for row in few.rows if row is not None]
+        batch = batch_of_few(reader.definition, rows, None, writer, self.services.context.clock.time_ms())
+        return None if batch is None else self.partition.append(batch, AppendOrigin.EXTENSION)
 
     def _duplicate(self, header: BatchHeader) -> AppendInfo | None:
         return self.partition.log.check_producer(header)

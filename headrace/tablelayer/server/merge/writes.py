@@ -66,7 +66,7 @@ class ClientWrite(msgspec.Struct, frozen=True):
         return decode_put(self.batch, definition, self.targets, overwrite=self.update, update=self.update)
 
 
-_COMPRESS_FROM_BYTES = 4096
+COMPRESS_FROM_BYTES = 4096
 
 OperationSource = Callable[[TableDefinition], Operations]
 """Decodes and checks a write for the present table; raises TableError or KafkaError. It is called in an executor thread
@@ -90,9 +90,7 @@ def compression_of(definition: TableDefinition, rows: pa.RecordBatch) -> ArrowCo
     would grow, and cost a third of a millisecond.
     """
     return (
-        definition.settings.arrow_compression
-        if rows.nbytes >= _COMPRESS_FROM_BYTES
-        else ArrowCompression.NONE
+        definition.settings.arrow_compression if rows.nbytes >= COMPRESS_FROM_BYTES else ArrowCompression.NONE
     )
 
 

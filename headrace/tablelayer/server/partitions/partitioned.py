@@ -156,6 +156,12 @@ class OrphanBucket:
     async def produce(self, batch: memoryview, acks: int, timeout_ms: int) -> AppendInfo:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "the partition's table was dropped")
 
+    def produce_at_once(self, batch: memoryview) -> AppendInfo | None:
+        return None
+
+    async def wait_published(self, info: AppendInfo, acks: int, timeout_ms: int) -> AppendInfo:
+        return info
+
     async def fetch(self, offset: int, max_bytes: int, min_one: bool) -> FetchedRecords:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "the partition's table was dropped")
 

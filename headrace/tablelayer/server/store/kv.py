@@ -329,7 +329,38 @@ class KeyValueStore:
 
         Raises DiskFullError, or StalledStoreError if RocksDB stalled for `patience_seconds`; then nothing has changed.
         """
+        with self._files as database:
+            self._apply(database, groups, applied_offset, row_count, patience_seconds)
 
+    def write_at_once(
+        self,
+        groups: Sequence[tuple[Sequence[bytes], Sequence[bytes | None]]],
+        applied_offset: int,
+        row_count: int,
+    ) -> bool:
+        """Do what `write` does, into memory alone. Return False if that is not possible now; nothing has changed then.
+
+        Raises RocksDB's errors.
+        """
+        database = self._files.try_use()
+        if database is None:
+            return False
+        try:
+            self._apply(database, groups, applied_offset, row_count, 0.0)
+        except StalledStoreError:
+            return False
+        finally:
+            self._files.__exit__()
+        return True
+
+    def _apply(
+        self,
+        database: Any,
+        groups: Sequence[tuple[Sequence[bytes], Sequence[bytes | None]]],
+        applied_offset: int,
+        row_count: int,
+        patience_seconds: float,
+    ) -> None:
         def fill(batch: WriteBatch) -> None:
             put, delete = batch.put, batch.delete
             for keys, values in groups:
@@ -345,11 +376,10 @@ class KeyValueStore:
 
         self.visible_offset = applied_offset
         try:
-            with self._files as database:
-                with self._first_rows.writing(groups):
-                    size = self._write(database, fill, patience_seconds)
-                self.applied = applied_offset, row_count
-                self._written_bytes += size  # after the offset: see `flush`
+            with self._first_rows.writing(groups):
+                size = self._write(database, fill, patience_seconds)
+            self.applied = applied_offset, row_count
+            self._written_bytes += size  # after the offset: see `flush`
         except Exception:
             self.visible_offset = self.applied_offset  # a failed batch has changed nothing
             raise

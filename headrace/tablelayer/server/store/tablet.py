@@ -33,6 +33,7 @@ from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.model.types.sizes import BATCH_BYTES_MAX
 from headrace.tablelayer.server.merge.auto_increment import Numbers
 from headrace.tablelayer.server.merge.engines import MergeRules, Operations, merge, row_keys
+from headrace.tablelayer.server.merge.few_rows import FewRows, batch_of_few, merge_few
 from headrace.tablelayer.server.merge.writes import OperationSource, Writer, compression_of, statistics_of
 from headrace.tablelayer.server.store.kv import KeyValueStore
 from headrace.tablelayer.server.store.row_ttl import Entries, RowTimes, ended
@@ -40,6 +41,10 @@ from headrace.tablelayer.server.store.row_ttl import Entries, RowTimes, ended
 Changes = npt.NDArray[np.uint8]
 STANDING_BYTES_MAX = BATCH_BYTES_MAX
 """Maximum size of the stored rows that one write may read: as many bytes as it may bring."""
+STANDING_AT_ONCE_BYTES_MAX = 64 << 10
+"""The same for a write on the event loop."""
+STORED_AT_ONCE_BYTES_MAX = 64 << 10
+"""Maximum size of the writes that are stored together on the event loop: some tens of microseconds."""
 _STALL_SECONDS = 0.5  # after that the caller decides
 # no encoded row is equal to it: a row begins with a schema id and is longer than 2 bytes
 _MISSING = b"\x00missing"
@@ -123,6 +128,23 @@ class Tablet:
             times = rule.entries(definition.schema, merged.keys, merged.values, now_ms)
         return PreparedWrite(batch, merged.keys, merged.values, merged.row_delta, merged.numbers_taken, times)
 
+    def prepare_few(
+        self, definition: TableDefinition, few: FewRows, writer: Writer, now_ms: int, *, full_image: bool
+    ) -> PreparedWrite | None:
+        """Compute a write of a few rows on the event loop, with the same result as `prepare`.
+
+        Returns None if that is not possible: a key's row is not in memory, was written under another schema, or is
+        large.
+        """
+        stored = self._read_in_memory(list(dict.fromkeys(few.keys)))
+        if stored is None:
+            return None
+        changes = merge_few(few, stored, full_image=full_image)
+        batch = batch_of_few(definition, changes.rows, changes.change_types, writer, now_ms)
+        if batch is None:
+            return None
+        return PreparedWrite(batch, changes.keys, changes.values, changes.row_delta)
+
     def prepare_expiry(
         self, definition: TableDefinition, until_ms: int, limit: int, now_ms: int
     ) -> tuple[PreparedWrite | None, bool]:
@@ -157,6 +179,16 @@ class Tablet:
             return self._stored(keys)
         stored = iter(self._stored(wanted))
         return [next(stored) if value is _MISSING else value for value in known]
+
+    def _read_in_memory(self, keys: list[bytes]) -> dict[bytes, bytes | None] | None:
+        """Return the old rows of distinct keys, without reading from a disk; None if that is not possible."""
+        found: dict[bytes, bytes | None] = {}
+        for write in self._pending:
+            by_key = write.by_key
+            found |= {key: by_key[key] for key in keys if key in by_key}
+        wanted = [key for key in keys if key not in found] if found else keys
+        values = self.kv.get_in_memory(wanted, STANDING_AT_ONCE_BYTES_MAX)
+        return None if values is None else found | dict(zip(wanted, values, strict=True))
 
     def _stored(self, keys: list[bytes]) -> list[bytes | None]:
         """Return stored rows. Raises KafkaError MESSAGE_TOO_LARGE, for which Kafka's producers split a batch."""
@@ -202,6 +234,21 @@ class Tablet:
             self.kv.row_count + sum(write.row_delta for write in writes),
             _STALL_SECONDS,
         )
+
+    def store_at_once(self, count: int) -> bool:
+        """Do what `store` does on the event loop. Return False if that is not possible: there is too much to store, or
+        the store is closed or stalls. Raises RocksDB's errors.
+        """
+        writes = self._pending[:count]
+        if sum(write.size for write in writes) > STORED_AT_ONCE_BYTES_MAX:
+            return False
+        groups: list[tuple[Sequence[bytes], Sequence[bytes | None]]] = []
+        for write in writes:
+            if write.times is not None:
+                return False
+            groups.append((write.keys, write.values))
+        row_count = self.kv.row_count + sum(write.row_delta for write in writes)
+        return self.kv.write_at_once(groups, writes[-1].end_offset, row_count)
 
     def stored(self, count: int) -> int:
         """Remove the `count` oldest pending writes, which are stored. Return their charge to the budget."""

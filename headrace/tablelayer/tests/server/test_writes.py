@@ -43,6 +43,7 @@ def hold_stores(table: Table, *, after: bool = False, reached: asyncio.Event | N
         return result if after else await real(work, *arguments)
 
     services.run = held
+    table.partition.hooks.tablet.store_at_once = lambda count: False
     return release
 
 
