@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import pyarrow as pa
 
 from headrace.tablelayer.cli.errors import CommandError
-from headrace.tablelayer.client import Connection, Table
+from headrace.tablelayer.client import Connection, Table, TableError
 from headrace.tablelayer.model.schema.schema import Column
 from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
 from headrace.tablelayer.model.table.partitions import check_partitioned
@@ -46,6 +47,50 @@ def table_for_topic(
     samples = [Sample.of(record.key, record.value) for record in records]
     derived = derive(TablePath.parse(name), samples, primary_key)
     return replace(derived, bucket_count=buckets, options={**derived.options, **options})
+
+
+def tables_for_topics(
+    connection: Connection,
+    database: str | None,
+    pattern: str,
+    primary_key: Sequence[str],
+    buckets: int,
+    options: Mapping[str, str],
+) -> dict[str, TableDefinition]:
+    """Return a table by each plain topic that matches a pattern, in `database` or in the last part but one of
+    the topic's name.
+
+    Raises CommandError if a topic does not show its columns, or has the name of a table that is there.
+    """
+    found, wrong = dict[str, TableDefinition](), list[str]()
+    topics = [
+        each.name
+        for each in connection.kafka.list_topics()
+        if not each.is_internal
+        and fnmatchcase(each.name, pattern)
+        and not connection.kafka.describe_topic(each.name).is_table
+    ]
+    if not topics:
+        raise CommandError(f"no topic matches '{pattern}'")
+    for topic in sorted(topics):
+        parts = topic.split(".")
+        place = database or (parts[-2] if len(parts) > 1 else "default")
+        name = f"{place}.{parts[-1]}"
+        try:
+            if name == topic:
+                raise CommandError(
+                    "a table with that name cannot be beside the topic: pass a database before --from-topics"
+                )
+            if connection.admin.table_exists(name):
+                raise CommandError(f"table {name} exists already")
+            if any(str(each.path) == name for each in found.values()):
+                raise CommandError(f"two topics would be table {name}: pass --from-topic for one of them")
+            found[topic] = table_for_topic(connection, name, topic, primary_key, buckets, options)
+        except (TableError, CommandError) as error:
+            wrong.append(f"{topic}: {error}")
+    if wrong:
+        raise CommandError("\n".join(("no table was created", *wrong)))
+    return found
 
 
 def _topics(connection: Connection, table: Table) -> list[str]:

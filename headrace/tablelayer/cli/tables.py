@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.tablelayer.cli.errors import CommandError
 from headrace.tablelayer.cli.names import table_names, topic_names
 from headrace.tablelayer.cli.options import DEFAULT_SERVER, Format, FormatOption, ServerOption
 from headrace.tablelayer.cli.words import named_values
@@ -67,16 +68,33 @@ def list_tables(
 
 @tables.command()
 def create(
-    name: TableArgument,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[TABLE]",
+            help="Table, as database.table; with --from-topics a database.",
+            show_default=False,
+        ),
+    ] = None,
     from_topic: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--from-topic",
             metavar="TOPIC",
             help="Topic whose records define the columns, for example a connector's.",
             autocompletion=topic_names,
+            show_default=False,
         ),
-    ],
+    ] = None,
+    from_topics: Annotated[
+        str | None,
+        typer.Option(
+            "--from-topics",
+            metavar="PATTERN",
+            help="Pattern of topics, with * and ?: a table for each, with the last part of the topic's name.",
+            show_default=False,
+        ),
+    ] = None,
     primary_key: Annotated[
         str | None,
         typer.Option(
@@ -117,39 +135,49 @@ def create(
       headrace tables create shop.orders --from-topic cdc.public.orders
       headrace tables create shop.orders --from-topic cdc.public.orders --print > orders.sql
       headrace tables create shop.orders --from-topic orders --primary-key id --backfill
+      headrace tables create --from-topics 'cdc.shop.*' --backfill
     """
     from headrace.tablelayer.cli.connect import open_connection
-    from headrace.tablelayer.cli.errors import CommandError
-    from headrace.tablelayer.cli.inspect import table_for_topic
+    from headrace.tablelayer.cli.inspect import table_for_topic, tables_for_topics
     from headrace.tablelayer.model.ddl import create_table_sql
 
+    if (from_topic is None) == (from_topics is None):
+        raise CommandError("pass --from-topic TOPIC, or --from-topics PATTERN for several tables")
+    if from_topic is not None and name is None:
+        raise CommandError("name the table, as database.table, before --from-topic")
+    if from_topic is None and follow:
+        raise CommandError("--follow is for one table: pass --from-topic")
     if shown and (fills or follow):
         raise CommandError(
             "--print creates no table, so there is nothing for --backfill and --follow to fill"
         )
     if skip_refused and not (fills or follow):
         raise CommandError("--skip-refused is for --backfill and --follow")
-    options = named_values(sets or [])
+    options, key = named_values(sets or []), _columns(primary_key) or ()
     with open_connection(server) as connection:
-        definition = table_for_topic(
-            connection, name, from_topic, _columns(primary_key) or (), buckets, options
-        )
-        if not shown:
-            definition = connection.admin.create_table(definition)
-        typer.echo(f"{create_table_sql(definition)};")
-        topic = definition.path.topic
-        if fills or follow:
-            from headrace.tablelayer.cli.backfill import backfill
+        if from_topic is not None:
+            found = {from_topic: table_for_topic(connection, name or "", from_topic, key, buckets, options)}
+        else:
+            found = tables_for_topics(connection, name, from_topics or "", key, buckets, options)
+            if not shown:
+                for database in dict.fromkeys(each.path.database for each in found.values()):
+                    connection.admin.create_database(database, if_not_exists=True)
+        for source, definition in found.items():
+            made = definition if shown else connection.admin.create_table(definition)
+            typer.echo(f"{create_table_sql(made)};")
+            topic = made.path.topic
+            if fills or follow:
+                from headrace.tablelayer.cli.backfill import backfill
 
-            copied = backfill(connection, from_topic, topic, follow=follow, skip_refused=skip_refused)
-            refused = f", {copied.refused} refused" if copied.refused else ""
-            typer.echo(f"{copied.written} records of {from_topic} copied{refused}", err=True)
-        elif not shown:
-            typer.echo(
-                f"the table is empty: the records of {from_topic} are not in it, and new ones will not be. Let"
-                f" producers write to topic {topic}, or copy the records by --backfill and --follow",
-                err=True,
-            )
+                copied = backfill(connection, source, topic, follow=follow, skip_refused=skip_refused)
+                refused = f", {copied.refused} refused" if copied.refused else ""
+                typer.echo(f"{copied.written} records of {source} copied{refused}", err=True)
+            elif not shown:
+                typer.echo(
+                    f"the table is empty: the records of {source} are not in it, and new ones will not be. Let"
+                    f" producers write to topic {topic}, or copy the records by --backfill and --follow",
+                    err=True,
+                )
 
 
 @tables.command()

@@ -48,6 +48,10 @@ class ClientConfig:
     #: Whether a write creates the partitions that its rows belong to. Fluss's
     #: client.writer.dynamic-create-partition.enabled.
     dynamic_create_partition: bool = True
+    #: Buckets of rows of a log table without a bucket key. "sticky": one bucket until a batch is full, then the
+    #: next. "round_robin": each row goes to the next bucket, which makes smaller batches. Fluss's
+    #: client.writer.bucket.no-key-assigner.
+    no_key_assigner: str = "sticky"
     #: Interval at which a scan of a whole partitioned table looks for added and dropped partitions.
     partition_discovery_ms: int = 1_000
     #: Keys in one lookup request. It limits the answer and lets the server work on several requests at a time.
@@ -68,6 +72,10 @@ class ClientConfig:
             raise ValueError(f"acks is {self.acks!r}: use 'all' (the default) or '1'")
         if self.scan_mode not in ("full", "log"):
             raise ValueError(f"scan_mode is {self.scan_mode!r}: use 'full' (the default) or 'log'")
+        if self.no_key_assigner not in ("sticky", "round_robin"):
+            raise ValueError(
+                f"no_key_assigner is {self.no_key_assigner!r}: use 'sticky' (the default) or 'round_robin'"
+            )
         if self.lookup_from not in ("leader", "any"):
             raise ValueError(f"lookup_from is {self.lookup_from!r}: use 'leader' (the default) or 'any'")
         if not 0 <= self.lookup_max_staleness_ms < 1 << 31:

@@ -114,7 +114,11 @@ class AsyncStagedWriter:
         """Stage rows of the table, or of one partition with this definition."""
         if partition not in self._routes:
             self._routes[partition] = TableRoutes(self._cluster, definition)
-            self._spreads[partition] = Spread(definition.bucket_count, self._config.batch_size_bytes)
+            self._spreads[partition] = Spread(
+                definition.bucket_count,
+                self._config.batch_size_bytes,
+                round_robin=self._config.no_key_assigner == "round_robin",
+            )
         for slab in rows.to_batches():
             if slab.num_rows:
                 full = await asyncio.to_thread(self._take, definition, partition, slab, change_type)

@@ -59,16 +59,22 @@ def split_by_partition(definition: TableDefinition, rows: pa.Table) -> list[tupl
 class Spread:
     """Chooses buckets for a log table without a bucket key: one bucket until a batch is full, then the next.
 
-    So small writes make large batches, and in the long run every bucket gets the same number of bytes.
+    So small writes make large batches, and in the long run every bucket gets the same number of bytes. With
+    `round_robin` each row goes to the next bucket, so that buckets differ by one row at most.
     """
 
-    def __init__(self, bucket_count: int, batch_size_bytes: int) -> None:
+    def __init__(self, bucket_count: int, batch_size_bytes: int, *, round_robin: bool = False) -> None:
+        self._round_robin = round_robin
         self._bucket_count = bucket_count
         self._batch_size_bytes = batch_size_bytes
         self._bucket = random.randrange(bucket_count)
         self._given_bytes = 0
 
     def assign(self, slab: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
+        if self._round_robin:
+            buckets = (self._bucket + np.arange(slab.num_rows, dtype=np.int32)) % self._bucket_count
+            self._bucket = (self._bucket + slab.num_rows) % self._bucket_count
+            return split_by_bucket(buckets, slab)
         row_size = max(1, slab.nbytes // slab.num_rows)
         step = max(1, self._batch_size_bytes // row_size)
         parts = []

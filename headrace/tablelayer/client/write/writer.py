@@ -128,7 +128,11 @@ class Writer:
         self._in_flight_by_leader: dict[int, int] = {}
         self._failing: dict[int, tuple[float, float]] = {}
         """The time since when a bucket's writes fail, and the time of the last warning, by bucket."""
-        self._spread = Spread(definition.bucket_count, cluster.config.batch_size_bytes)
+        self._spread = Spread(
+            definition.bucket_count,
+            cluster.config.batch_size_bytes,
+            round_robin=cluster.config.no_key_assigner == "round_robin",
+        )
 
     async def write(
         self,

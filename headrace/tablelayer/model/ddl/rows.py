@@ -58,7 +58,12 @@ class RowsReader:
     def insert(self) -> Insert | InsertSelect:
         stream = self.stream
         stream.expect("INSERT")
-        self.reader.refuse("OVERWRITE", what="INSERT")
+        if stream.at("OVERWRITE"):
+            raise stream.error(
+                "INSERT OVERWRITE is not in this release: rows are replaced one after the other, by TRUNCATE TABLE t"
+                " and INSERT INTO t, or by ALTER TABLE t DROP PARTITION and INSERT INTO t for a partition",
+                stream.token,
+            )
         stream.expect("INTO")
         stream.accept("TABLE")
         path = self.reader.table_path()

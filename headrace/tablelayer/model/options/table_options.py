@@ -136,6 +136,20 @@ class UnknownFields(StrEnum):
     ADD = "add"
 
 
+_PAIMON_ENGINES = {
+    "deduplicate": "the last row wins without the option: leave it out",
+    "partial-update": "leave the option out: INSERT INTO t (some columns) sets these columns only",
+    "first-row": "the value is 'first_row'",
+}
+
+
+def _parse_merge_engine(text: str) -> MergeEngine:
+    instead = _PAIMON_ENGINES.get(text.strip().lower())
+    if instead is not None:
+        raise ValueError(f"this is Paimon's word; {instead}")
+    return one_of(MergeEngine).parse(text)
+
+
 def _delete_behavior(options: Mapping[str, str]) -> DeleteBehavior:
     return DeleteBehavior.IGNORE if TableOptions.merge_engine.name in options else DeleteBehavior.ALLOW
 
@@ -191,7 +205,7 @@ class TableOptions:
     )
     merge_engine = Option(
         "table.merge-engine",
-        one_of(MergeEngine),
+        OptionType(_parse_merge_engine),
         None,
         "Treatment of a row that is written again: 'first_row' keeps the first, 'versioned' the one with the "
         "highest version, 'aggregation' merges column by column. Without it the last row wins.",
@@ -542,8 +556,13 @@ _ONLY_IN_FLUSS = (
         "use Kafka's options instead: 'local.retention.ms' limits what also stays local",
     ),
     ("table.datalake.historical-partition.", "historical partitions are not in this release"),
+    ("merge-engine", "the name is 'table.merge-engine', with the words first_row, versioned and aggregation"),
+    (
+        "sequence.field",
+        "'table.merge-engine' = 'versioned' with its 'ver-column' keeps the row of the highest version",
+    ),
 )
-"""Options of Fluss, by the beginning of their names, with an alternative, which helps more than "unknown option"."""
+"""Options of Fluss and Paimon, by the beginning of their names, with an alternative."""
 
 
 def is_table_option(name: str) -> bool:
@@ -553,7 +572,17 @@ def is_table_option(name: str) -> bool:
     """
     if name.startswith("bucket"):
         return name not in _OF_STATEMENTS
-    return name.startswith(("table.", "fields.", "auto-increment.", PAIMON_PREFIX, ICEBERG_PREFIX))
+    return name.startswith(
+        (
+            "table.",
+            "fields.",
+            "auto-increment.",
+            "merge-engine",
+            "sequence.field",
+            PAIMON_PREFIX,
+            ICEBERG_PREFIX,
+        )
+    )
 
 
 def names_columns(name: str) -> bool:

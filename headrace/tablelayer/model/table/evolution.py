@@ -415,7 +415,11 @@ class _Work(Generic[Definition]):
     def check_alterable(self, name: str) -> None:
         path = self.definition.path
         if name == table_options.BUCKET_COUNT:
-            raise _invalid(f"the number of buckets of table {path} is fixed: it decides where rows are")
+            raise _invalid(
+                f"the number of buckets of table {path} is fixed: it decides where rows are. Copy the table:"
+                f" CREATE TABLE copy WITH ('{name}' = '8') LIKE {path.table}; INSERT INTO copy SELECT * FROM"
+                f" {path.table}"
+            )
         if name == table_options.BUCKET_KEY:
             raise _invalid(f"the bucket key of table {path} is fixed: it decides where rows are")
 

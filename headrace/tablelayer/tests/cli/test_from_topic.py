@@ -184,3 +184,33 @@ def test_a_record_that_does_not_fit_ends_the_copy_or_is_counted(
         assert connection.table("default.strict").count() == 21
     refused = headrace("tables", "create", "default.s", "--from-topic", "unfit", "--skip-refused")
     assert refused.stderr == "--skip-refused is for --backfill and --follow\n"
+
+
+def test_tables_are_made_for_all_topics_of_a_pattern(server: str, headrace: Callable[..., Result]) -> None:
+    for name in ("a", "b"):
+        write(
+            server,
+            f"cdc.many.{name}",
+            (KEY, {"schema": struct(*FIELDS[:2]), "payload": {"id": 7, "name": "x"}}),
+        )
+    words = ("tables", "create", "--from-topics", "cdc.many.*")
+    shown = headrace(*words, "--print")
+    assert shown.exit_code == 0, shown.stderr
+    assert shown.stdout.count("CREATE TABLE many.") == 2
+    made = headrace(*words, "--buckets", "3", "--backfill")
+    assert made.exit_code == 0, made.stderr
+    with connect(server) as connection:
+        assert sorted(connection.admin.list_tables("many")) == ["a", "b"]
+        assert connection.table("many.a").definition.bucket_count == 3
+        assert [row["name"] for row in connection.table("many.b").to_arrow().to_pylist()] == ["x"]
+    again = headrace(*words)
+    assert again.exit_code == 1
+    assert "no table was created\ncdc.many.a: table many.a exists already\ncdc.many.b: " in again.stderr
+    other = headrace("tables", "create", "other", "--from-topics", "cdc.many.?")
+    assert other.exit_code == 0, other.stderr
+    assert "CREATE TABLE other.a (" in other.stdout
+    assert (
+        "no topic matches 'cdc.none.*'" in headrace("tables", "create", "--from-topics", "cdc.none.*").stderr
+    )
+    for wrong in (("tables", "create", "x.y"), ("tables", "create", "--from-topic", "cdc.many.a")):
+        assert headrace(*wrong).exit_code == 1
