@@ -108,6 +108,29 @@ def adapt_moments(tree: exp.Expr, tables: Mapping[str, pa.Schema]) -> None:
                 node.replace(_converted(node, _COARSER[kind]))
 
 
+def keep_digits(tree: exp.Expr) -> None:
+    """Give literals with more than six digits of a second, as values of a SELECT, DuckDB's types of nanoseconds."""
+    for node in list(tree.find_all(exp.Cast)):
+        literal, parent = node.this, node.parent
+        value = parent if isinstance(parent, exp.Alias) else node
+        if not (only(node, exp.Cast, "this", "to") and only(literal, exp.Literal, "this", "is_string")):
+            continue
+        if not isinstance(value.parent, (exp.Select, exp.Tuple)) or not _FINE.search(literal.this):
+            continue
+        kind = _FINE_TYPES.get(node.to.this) if only(node.to, exp.DataType, "this", "nested") else None
+        if kind is not None:
+            node.set("to", exp.DataType(this=exp.DataType.Type.USERDEFINED, kind=kind))
+
+
+_FINE = re.compile(r"\.[0-9]{6}[0-9]*[1-9]")
+_FINE_TYPES = {
+    exp.DataType.Type.TIMESTAMP: _NS,
+    exp.DataType.Type.TIMESTAMPNTZ: _NS,
+    exp.DataType.Type.TIMESTAMPTZ: _TZ_NS,
+    exp.DataType.Type.TIME: _TIME_NS,
+}
+
+
 def _between(node: Any, kinds: _Kinds) -> None:
     parts = [
         exp.GTE(this=node.this.copy(), expression=node.args["low"].copy()),
