@@ -97,9 +97,9 @@ async def test_no_definition_is_read_on_the_event_loop(
     threads: list[str] = []
     begin = type_text._Reader.__init__
 
-    def noting(self: Any, *arguments: Any) -> None:
+    def noting(self: Any, *arguments: Any, **named: Any) -> None:
         threads.append(threading.current_thread().name)
-        begin(self, *arguments)
+        begin(self, *arguments, **named)
 
     async with tables(tmp_path) as all_tables:
         monkeypatch.setattr(type_text._Reader, "__init__", noting)
