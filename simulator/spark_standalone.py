@@ -22,7 +22,6 @@ from simulator.ports import free_port
 READY_SECONDS = 120.0
 STOP_SECONDS = 20.0
 SUBMIT_SECONDS = 900.0
-EXECUTOR = b"CoarseGrainedExecutorBackend"
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """A JVM that runs for minutes needs half the CPU time without the optimising compiler."""
 _OF_THE_DRIVER = re.compile("PYSPARK_|SPARK_|PYTHONPATH$|VIRTUAL_ENV$")
@@ -92,17 +91,6 @@ class SparkCluster:
         """Return the log of `master` or of a worker (`worker1`)."""
         path = self.folder / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
-
-    def executors(self) -> list[int]:
-        """Return the process ids of the executors that run now."""
-        groups = {each.pid for each in self._processes}
-        found = []
-        for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError, ValueError):
-                pid = int(entry.name)
-                if os.getpgid(pid) in groups and EXECUTOR in (entry / "cmdline").read_bytes():
-                    found.append(pid)
-        return found
 
     def executor_logs(self) -> str:
         """Return the end of what each executor wrote to its standard error, for a failed test."""

@@ -45,6 +45,7 @@ from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.spark.builder import bootstrap_of
 from headrace.tablelayer.spark.joined_pairs import DeltaJoin, How, Side, join_key, joined_changes, joined_now
 from headrace.tablelayer.spark.options import ReadOptions, server_of, server_options
+from headrace.tablelayer.spark.pythons import register_source
 from headrace.tablelayer.spark.splits import Split
 from headrace.tablelayer.spark.stream import stream_reader
 from headrace.tablelayer.spark.types import (
@@ -94,7 +95,7 @@ def delta_join(
         else {n: n for n in several("select", select)},
     }
     plan_join(server, spec)
-    spark.dataSource.register(DeltaJoinSource)
+    register_source(spark, DeltaJoinSource)
     reader = (spark.readStream if streaming else spark.read).format(_FORMAT).options(**server_options(server))
     reader = reader.option("spec", json.dumps(spec)).option("changes", str(streaming).lower())
     if max_offsets_per_trigger is not None:
