@@ -285,9 +285,12 @@ async def keep_producing(world: World, partition: int, acknowledged: dict[tuple[
         await asyncio.sleep(0.5)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_what_was_acknowledged_is_there_once_whatever_happens_to_whom(seed: int, tmp_path: Path) -> None:
-    """Brokers are killed, paused beyond their session, and lose the store; each partition keeps one log."""
+    """Brokers are killed, paused beyond their session, and lose the store; each partition keeps one log.
+
+    `test_cluster_simulation.py` has the same faults, and more of them, for 22 seeds.
+    """
 
     async def scenario(world: World, watch: ControllerWatch) -> None:
         acknowledged: dict[tuple[int, int], bytes] = {}
