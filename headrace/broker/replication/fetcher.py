@@ -230,7 +230,8 @@ class Fetcher:
             await pace.rest()
             if follower.is_copying:  # records of an earlier leader
                 await follower.at_rest()
-            if follower.is_open and follower.log.must_commit:  # there was no room for it
+            if follower.is_open and follower.failure is None and follower.log.must_commit:
+                # There was no room for it after the last answer.
                 await self._commit(follower)
             if self.followers.get(follower.key) is follower:
                 self._decide(follower)

@@ -315,3 +315,5 @@ async def test_a_follower_that_cannot_commit_says_nothing_until_it_has_committed
         assert (await produce(leader, [b"x"], acks=-1)).error_code == 0
         assert refused == [0, 0]
         await until(lambda: log.recovery_point == 1)
+        replica: Any = cluster.brokers[number % 3 + 1].context.replicas.follower(TOPIC, 0)
+        assert replica.failure is None
