@@ -62,7 +62,7 @@ Mask = npt.NDArray[np.bool_]
 Part = tuple[Mask, Callable[["DebeziumField"], pa.Array]]
 
 _TICKS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
-_NO_NUMBERS = (DebeziumTime.ISOSTRING, DebeziumTime.STRUCTURED, DebeziumTime.PLAIN)
+NO_NUMBERS = (DebeziumTime.ISOSTRING, DebeziumTime.STRUCTURED, DebeziumTime.PLAIN)
 _EXAMPLES = {
     TypeKind.DATE: '"2024-09-19"',
     TypeKind.TIME: '"12:00:00.000"',
@@ -430,7 +430,7 @@ class DebeziumField(Field):
         is_instant = self.column.type.kind is TypeKind.TIMESTAMP_LTZ
         mode = self.conventions.time
         return (
-            mode not in _NO_NUMBERS or self._said() is not None or (mode is DebeziumTime.PLAIN and is_instant)
+            mode not in NO_NUMBERS or self._said() is not None or (mode is DebeziumTime.PLAIN and is_instant)
         )
 
     def _with_hint(self, error: RowError) -> RowError:

@@ -30,7 +30,7 @@ from headrace.tablelayer.model.json.connect_schema import (
     VARIABLE_DECIMAL,
     ConnectSchema,
 )
-from headrace.tablelayer.model.json.debezium_values import NEAR_EPOCH_SECONDS, PLAUSIBLE_DAYS
+from headrace.tablelayer.model.json.debezium_values import NEAR_EPOCH_SECONDS, NO_NUMBERS, PLAUSIBLE_DAYS
 from headrace.tablelayer.model.json.unavailable import Placeholder
 from headrace.tablelayer.model.options.kafka_formats import DebeziumTime, KafkaValueFormat
 from headrace.tablelayer.model.options.table_options import (
@@ -241,7 +241,7 @@ class _Conventions(msgspec.Struct, frozen=True):
         data_type, time = column.type, self.settings.debezium_time
         unit = unit or self.settings.debezium_units.get(column.name)
         is_certain = True
-        if unit is None and time not in (DebeziumTime.ISOSTRING, DebeziumTime.STRUCTURED):
+        if unit is None and time not in NO_NUMBERS:
             unit = _UNIT_OF.get(time)
             if data_type.kind is TypeKind.DATE:
                 unit = "d"
