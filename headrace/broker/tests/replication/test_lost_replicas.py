@@ -305,7 +305,7 @@ async def test_a_follower_that_cannot_commit_says_nothing_until_it_has_committed
             if self is log and len(refused) < 2:
                 refused.append(described_end(leader))
                 error = OSError(errno.EMFILE, "none is left")
-                raise self._sync_failed(error) from error
+                raise self._health.sync_error(error) from error
             commit(self)
 
         def described_end(broker: Any) -> int:
