@@ -215,7 +215,7 @@ async def test_others_lead_when_the_disk_of_the_leader_fails(
         def failing(self: PartitionLog) -> None:
             if self is not log:
                 return flush(self)
-            raise self._sync_failed(OSError(errno.EIO, "I/O error"))
+            raise self._health.sync_error(OSError(errno.EIO, "I/O error"))
 
         flush = PartitionLog.flush
         monkeypatch.setattr(PartitionLog, "flush", failing)
