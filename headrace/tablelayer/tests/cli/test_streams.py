@@ -17,7 +17,7 @@ def run(server):
     """`run("topics", "list")` as a process of its own; `shell` is what stands behind it."""
 
     def command(*words, shell="", stdin=None, **variables):
-        line = " ".join(['exec "$0" -m headrace.tablelayer.cli.main "$@"', shell])
+        line = " ".join(['exec "$0" -m headrace "$@"', shell])
         return subprocess.run(
             ["/bin/sh", "-c", line, sys.executable, *words],
             input=stdin,
@@ -137,7 +137,7 @@ def test_examples_stand_on_lines_of_their_own(run):
 def test_the_server_serves_with_a_closed_output(tmp_path):
     served = subprocess.Popen(
         [
-            "/bin/sh", "-c", 'exec "$0" -m headrace.tablelayer.cli.main serve --listen 127.0.0.1:0 --data "$1" >&-',
+            "/bin/sh", "-c", 'exec "$0" -m headrace serve --listen 127.0.0.1:0 --data "$1" >&-',
             sys.executable, str(tmp_path / "data"),
         ],
         stderr=subprocess.PIPE, cwd=ROOT, text=True,
