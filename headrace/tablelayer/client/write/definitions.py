@@ -54,7 +54,7 @@ def definition_of(
         if unknown is not None:
             raise TableError(
                 TableErrorCode.INVALID_TABLE,
-                f"{kind} names '{unknown}', but {source} has only {', '.join(schema.names)}",
+                f"{source} has no column '{unknown}' for {kind}; it has {', '.join(schema.names)}",
             )
     found = []
     for index, field in enumerate(schema):

@@ -59,7 +59,7 @@ def test_what_cannot_be_loaded_is_refused_and_changes_nothing(headrace, database
         ((str(tmp_path / "t.xlsx"), table), "the name has no known format: give it one of .csv, .tsv"),
         (
             (str(file), f"{database}.u", "--key", "ix"),
-            "the primary key names 'ix', but the query has only id, name",
+            "the query has no column 'ix' for the primary key; it has id, name",
         ),
     ):
         done = headrace("load", *words)

@@ -63,7 +63,10 @@ def test_a_table_is_made_of_a_query(sql):
     for text, complaint in (
         ("CREATE TABLE d AS SELECT 1 AS x", "exists already"),
         ("CREATE TABLE e (z INT) AS SELECT 1 AS x", "has no column 'z'"),
-        ("CREATE TABLE e (PRIMARY KEY (z) NOT ENFORCED) AS SELECT 1 AS x", "primary key has 'z'"),
+        (
+            "CREATE TABLE e (PRIMARY KEY (z) NOT ENFORCED) AS SELECT 1 AS x",
+            "has no column 'z' for the primary key",
+        ),
         ("CREATE TABLE e AS SELECT INTERVAL 1 DAY AS x", "column 'x' of the query"),
     ):
         with pytest.raises(TableError, match=complaint):

@@ -108,7 +108,7 @@ def test_a_table_is_created_of_rows_with_their_columns(shop, sql):
     for rows, key, complaint in (
         ([{"id": 1, "x": None}], ["id"], "column 'x' of the data has only nulls"),
         ([{"id": 1}, {"id": "a"}], ["id"], "the rows have no types that a table can have"),
-        ([{"id": 1}], ["ix"], "the primary key names 'ix', but the data has only id"),
+        ([{"id": 1}], ["ix"], "the data has no column 'ix' for the primary key; it has id"),
         ([{"id": 1}, {"id": None}], ["id"], "row 1 has no value"),
     ):
         with pytest.raises((DataError, TableError), match=complaint):
