@@ -23,6 +23,7 @@ from headrace.broker.metrics.replication import REPLICATION_METRICS
 from headrace.broker.metrics.requests import REQUEST_SECONDS
 from headrace.tablelayer.cli.main import app
 from headrace.tablelayer.cli.serve import parse_sets
+from headrace.tablelayer.server.extension import TableExtension
 from headrace.tablelayer.server.metrics import TABLE_METRICS
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -96,12 +97,12 @@ def test_prometheus_takes_the_rules_and_raises_the_alerts(words: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def options_of_serve() -> set[str]:
-    return set(re.findall(r"--[a-z-]+", CliRunner().invoke(app, ["serve", "--help"]).stdout))
+def options_of(command: str) -> set[str]:
+    return set(re.findall(r"--[a-z-]+", CliRunner().invoke(app, [command, "--help"]).stdout))
 
 
 def test_what_is_run_has_the_options_of_serve() -> None:
-    known = options_of_serve()
+    known = options_of("serve")
     unit = (DEPLOY / "systemd/headrace.service").read_text()
     command = re.search(r"^ExecStart=\S+ serve (.*)$", unit, re.M)
     assert command
@@ -114,24 +115,28 @@ def test_what_is_run_has_the_options_of_serve() -> None:
         assert used <= known
 
 
-def resource(kind: str, name: str = "headrace") -> dict[str, Any]:
-    documents = yaml.safe_load_all((DEPLOY / "kubernetes/headrace.yaml").read_text())
+def resource(kind: str, name: str = "headrace", file: str = "headrace.yaml") -> dict[str, Any]:
+    documents = yaml.safe_load_all((DEPLOY / "kubernetes" / file).read_text())
     return next(each for each in documents if (each["kind"], each["metadata"]["name"]) == (kind, name))
 
 
-def test_what_the_stateful_set_refers_to_is_there() -> None:
-    stateful = resource("StatefulSet")
+@pytest.mark.parametrize("file", ["headrace.yaml", "cluster.yaml"])
+def test_what_the_stateful_set_refers_to_is_there(file: str) -> None:
+    def resource_here(kind: str, name: str = "headrace") -> dict[str, Any]:
+        return resource(kind, name, file)
+
+    stateful = resource_here("StatefulSet")
     pod = stateful["spec"]["template"]["spec"]
     container = pod["containers"][0]
     labels = stateful["spec"]["template"]["metadata"]["labels"]
     ports = {each["name"]: each["containerPort"] for each in container["ports"]}
     assert stateful["spec"]["selector"]["matchLabels"].items() <= labels.items()
     for name in ("headrace", "headrace-pods"):
-        service = resource("Service", name)
+        service = resource_here("Service", name)
         assert service["spec"]["selector"].items() <= labels.items()
         assert all(each["targetPort"] in ports for each in service["spec"]["ports"])
-    assert resource("Service", stateful["spec"]["serviceName"])["spec"]["clusterIP"] == "None"
-    policy = resource("NetworkPolicy")["spec"]
+    assert resource_here("Service", stateful["spec"]["serviceName"])["spec"]["clusterIP"] == "None"
+    policy = resource_here("NetworkPolicy")["spec"]
     assert policy["podSelector"]["matchLabels"].items() <= labels.items()
     assert {port["port"] for rule in policy["ingress"] for port in rule["ports"]} == set(ports)
     volumes = {each["name"] for each in pod["volumes"]}
@@ -146,7 +151,7 @@ def test_what_the_stateful_set_refers_to_is_there() -> None:
     }.items():
         assert container[probe]["httpGet"] == {"path": path, "port": "metrics"}
     assert container["args"][container["args"].index("--metrics") + 1].endswith(f":{ports['metrics']}")
-    configured = resource("ConfigMap")["data"]["server.properties"]
+    configured = resource_here("ConfigMap")["data"]["server.properties"]
     assert f"listeners=PLAINTEXT://0.0.0.0:{ports['kafka']}" in configured.splitlines()
     assert container["securityContext"]["readOnlyRootFilesystem"]
     assert pod["securityContext"]["runAsNonRoot"]
@@ -225,3 +230,99 @@ def test_the_brokers_of_the_compose_file_are_one_cluster() -> None:
         assert service["profiles"] == services["zookeeper"]["profiles"] == ["cluster"]
     assert (ids, len(outside), paths) == ({1, 2, 3}, 3, {"zookeeper:2181/headrace"})
     assert "profiles" not in services["headrace"]
+
+
+def test_the_brokers_of_the_stateful_set_are_one_cluster() -> None:
+    """Each pod has a configuration that is taken, with an id and an address of its own."""
+    file = "cluster.yaml"
+    stateful = resource("StatefulSet", file=file)
+    container = stateful["spec"]["template"]["spec"]["containers"][0]
+    sources = {each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"] for each in container["env"]}
+    assert sources == {
+        "POD_NAME": "metadata.name",
+        "POD_INDEX": "metadata.labels['apps.kubernetes.io/pod-index']",
+    }
+    configured = parse_sets(resource("ConfigMap", file=file)["data"]["server.properties"].split())
+    service = stateful["spec"]["serviceName"]
+    ids, addresses = set(), set()
+    for index in range(stateful["spec"]["replicas"]):
+        words = [
+            each.replace("$(POD_NAME)", f"headrace-{index}").replace("$(POD_INDEX)", str(index))
+            for each in container["args"]
+        ]
+        sets = [words[at + 1] for at, word in enumerate(words) if word == "--set"]
+        config = BrokerConfig({**configured, **parse_sets(sets)})
+        (listener,) = config.listeners(("127.0.0.1", 9092))
+        ids.add(config["node.id"])
+        addresses.add(listener.advertised)
+        assert config["min.insync.replicas"] < config["default.replication.factor"] == 3
+    assert ids == {0, 1, 2}
+    assert addresses == {(f"headrace-{index}.{service}", 9092) for index in range(3)}
+    zookeeper = resource("Service", "headrace-zookeeper", file)
+    host, port = words[words.index("--zookeeper") + 1].partition("/")[0].split(":")
+    assert (host, int(port)) == (zookeeper["metadata"]["name"], zookeeper["spec"]["ports"][0]["port"])
+    assert {word for word in words if word.startswith("--")} <= options_of("serve")
+
+
+def test_the_tierer_of_kubernetes_is_run_as_it_is_written() -> None:
+    tierer = resource("Deployment", "headrace-tierer", "tierer.yaml")
+    pod = tierer["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    assert {word for word in container["args"] if word.startswith("--")} <= options_of("tier")
+    assert container["args"][0] == "tier"
+    secret = resource("Secret", container["envFrom"][0]["secretRef"]["name"], "tierer.yaml")
+    assert set(secret["stringData"]) <= AWS_NAMES
+    server = container["args"][container["args"].index("--server") + 1]
+    for file in ("headrace.yaml", "cluster.yaml"):
+        service = resource("Service", file=file)
+        assert server == f"{service['metadata']['name']}:{service['spec']['ports'][0]['port']}"
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert [each["mountPath"] for each in container["volumeMounts"]] == ["/tmp"]
+
+
+AWS_NAMES = {"AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"}
+
+
+def test_the_lake_of_the_compose_file_has_a_store_a_server_a_tierer_and_a_console() -> None:
+    compose = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())
+    services = {name: each for name, each in compose["services"].items() if name.startswith("lake-")}
+    assert set(services) == {"lake-store", "lake-bucket", "lake-server", "lake-tierer", "lake-console"}
+    assert all(each["profiles"] == ["lake"] for each in services.values())
+    words = services["lake-server"]["command"]
+    options = [(words[at], words[at + 1]) for at in range(0, len(words), 2)]
+    assert {option for option, _ in options} <= options_of("serve")
+    sets = parse_sets([value for option, value in options if option == "--set"])
+    listeners = {
+        each.name: each
+        for each in BrokerConfig(sets, TableExtension().broker_configs()).listeners(("127.0.0.1", 9092))
+    }
+    inside = "{}:{}".format(*listeners["INSIDE"].advertised)
+    host, port = listeners["OUTSIDE"].advertised
+    assert f"{host}:{port}:{listeners['OUTSIDE'].port}" in services["lake-server"]["ports"]
+    assert inside.split(":")[0] == "lake-server"
+    store = services["lake-store"]
+    for name in ("lake-bucket", "lake-tierer", "lake-console"):
+        environment = services[name]["environment"]
+        assert set(environment) == AWS_NAMES
+        assert environment["AWS_ENDPOINT_URL"] == "http://lake-store:7070"
+        assert environment["AWS_SECRET_ACCESS_KEY"] == store["environment"]["ROOT_SECRET_KEY"]
+        assert environment["AWS_ACCESS_KEY_ID"] == store["environment"]["ROOT_ACCESS_KEY"]
+        assert services[name]["build"]["target"] == "tools"
+    compile(services["lake-bucket"]["command"][0], "lake-bucket", "exec")
+    for command in ("tier", "console"):
+        used = services[f"lake-{command}er" if command == "tier" else "lake-console"]["command"]
+        assert used[0] == command
+        assert {word for word in used if word.startswith("--")} <= options_of(command)
+        assert used[used.index("--server") + 1] == inside
+    assert sets["datalake.iceberg.warehouse"].startswith("s3://lake/")
+    assert set(compose["volumes"]) >= {"lake", "lake-data"}
+
+
+def test_the_second_image_has_what_a_tierer_needs() -> None:
+    image = (ROOT / "docker/Dockerfile").read_text()
+    tools = image.partition("FROM server AS tools\n")[2].partition("\nFROM ")[0]
+    assert "jre-headless" in tools
+    assert "'.[console,lake,spark]'" in tools
+    assert "RUN python -m headrace.tablelayer.spark.jars --all" in tools
+    assert tools.index("USER 10001") < tools.index("spark.jars"), "they are kept where the user reads them"
+    assert image.rstrip().endswith("\nFROM server"), "without a target the image is the server's"
