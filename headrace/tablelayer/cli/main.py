@@ -423,15 +423,67 @@ def tier(
     warehouse: Annotated[
         str | None, typer.Option(metavar="URI", help="The lake's root; default: the server's configuration.")
     ] = None,
+    tables: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--table", metavar="DATABASE.TABLE", help="Only this table; repeatable.", show_default=False
+        ),
+    ] = None,
+    databases: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--database",
+            metavar="DATABASE",
+            help="Only tables of this database; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
     topics: Annotated[
         list[str] | None,
         typer.Option(
             "--topic", metavar="TOPIC", help="Only this plain topic; repeatable.", show_default=False
         ),
     ] = None,
+    parallelism: Annotated[
+        int, typer.Option(min=1, max=64, help="Number of tables that are tiered at the same time.")
+    ] = 1,
+    maintenance: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HH:MM-HH:MM",
+            help="Compact and expire in rounds of this time only, in UTC; default: always.",
+        ),
+    ] = None,
+    master: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Spark's master; default: this process, as local[CORES].", show_default=False
+        ),
+    ] = None,
+    cores: Annotated[
+        int | None,
+        typer.Option(min=1, help="Cores of Spark: 2 in this process; on a cluster those of all executors."),
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Heap of Spark's driver; 1g in this process.")
+    ] = None,
+    conf: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A setting of Spark; repeatable.", show_default=False),
+    ] = None,
+    packages: Annotated[
+        str | None, typer.Option(metavar="G:A:V,...", help="More jars for Spark, by Maven coordinates.")
+    ] = None,
+    jars: Annotated[
+        str | None, typer.Option(metavar="FILE,...", help="More jars for Spark, as files or URLs.")
+    ] = None,
+    application: Annotated[
+        bool,
+        typer.Option("--application", help="Print the path of this job's file for spark-submit, and end."),
+    ] = False,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """Move tables and topics into the lake, in a PySpark job in this process.
+    """Move tables and topics into the lake, as a PySpark application.
 
     Takes tables with 'table.datalake.enabled'='true', and plain topics with 'datalake.enabled'='true'. Needs Java 17
     or 21 and the `spark` extra. Tiered offsets are inside the lake's own snapshots, so running it twice, or two of
@@ -444,10 +496,35 @@ def tier(
       headrace tier --once
       headrace tier default.enriched_orders --interval 30
       headrace tier --topic clicks --once
+      headrace tier --master spark://host:7077 --cores 8 --parallelism 4 --maintenance 01:00-05:00
+      spark-submit --master spark://host:7077 $(headrace tier --application) --once
     """
-    from headrace.tablelayer.cli.tier import run
+    from headrace.tablelayer.cli.tier import APPLICATION, run
+    from headrace.tablelayer.cli.words import named_values
 
-    run(server, names or [], topics or [], once=once, interval_s=interval, warehouse=warehouse)
+    if application:
+        typer.echo(APPLICATION)
+        return
+    spark = {
+        "master": master,
+        "conf": named_values(conf or [], "--conf"),
+        "packages": packages,
+        "jars": jars,
+        "cores": cores,
+        "memory": memory,
+    }
+    run(
+        server,
+        [*(names or []), *(tables or [])],
+        topics or [],
+        databases=databases or [],
+        once=once,
+        interval_s=interval,
+        warehouse=warehouse,
+        spark=spark,
+        parallelism=parallelism,
+        maintenance=maintenance,
+    )
 
 
 @app.command()

@@ -8,10 +8,14 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NoReturn
 
 import typer
+
+APPLICATION: Final = Path(__file__).with_name("tier_application.py")
+"""The application for `spark-submit`, which takes the words of `headrace tier`."""
 
 
 def run(
@@ -19,11 +23,15 @@ def run(
     tables: Sequence[str],
     topics: Sequence[str],
     *,
+    databases: Sequence[str],
     once: bool,
     interval_s: float,
     warehouse: str | None,
+    spark: Mapping[str, Any],
+    parallelism: int,
+    maintenance: str | None,
 ) -> None:
-    """Run the job; a non-zero result becomes the exit code."""
+    """Run the job; a non-zero result becomes the exit code. `spark` are the fields of `SparkOptions`."""
     from headrace.tablelayer.cli.errors import CommandError
 
     try:
@@ -32,6 +40,12 @@ def run(
         raise CommandError("tiering needs PySpark: pip install 'headrace[spark]'") from None
     from headrace.tablelayer.cli.connect import settings_of
     from headrace.tablelayer.lake.tiering_job import run_tiering
+    from headrace.tablelayer.lake.tiering_options import DailyWindow, SparkOptions
+
+    try:
+        window = None if maintenance is None else DailyWindow.parse(maintenance)
+    except ValueError as error:
+        raise CommandError(f"--maintenance: {error}") from None
 
     gc.enable()  # the job runs for days
     # When a signal ends the job, it releases its round, so that other tierers need not wait for the lease to expire.
@@ -41,10 +55,14 @@ def run(
             settings_of(server),
             tables=tables,
             topics=topics,
+            databases=databases,
             once=once,
             interval_s=interval_s,
             warehouse=warehouse,
             report=lambda line: typer.echo(line),
+            spark=SparkOptions(**spark),
+            parallelism=parallelism,
+            maintenance=window,
         )
     except BaseException as error:
         if not _asked_to_end.is_set():

@@ -5,12 +5,16 @@ A table that cannot be tiered does not delay the others. Spark starts with the f
 
 from __future__ import annotations
 
+import datetime
 import os
 import socket
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.tablelayer.client import connect
@@ -19,6 +23,7 @@ from headrace.tablelayer.lake.adapter import LakeError, LakeTable
 from headrace.tablelayer.lake.catalogs import lake_catalog
 from headrace.tablelayer.lake.change_source import TableChanges
 from headrace.tablelayer.lake.coordinator import Heartbeats, ServerCoordinator, TieringRound, list_lake
+from headrace.tablelayer.lake.tiering_options import DailyWindow, SparkOptions
 from headrace.tablelayer.lake.tiering_round import Outcome, RoundResult, first_line, tier_round
 from headrace.tablelayer.lake.topics import Topic, TopicSource
 from headrace.tablelayer.model.lake.offsets import Offsets
@@ -38,35 +43,142 @@ def run_tiering(
     *,
     tables: Sequence[str] = (),
     topics: Sequence[str] = (),
+    databases: Sequence[str] = (),
     once: bool = True,
     interval_s: float = 10.0,
     warehouse: str | None = None,
     report: Callable[[str], None] = lambda _: None,
-    cores: int = 2,
-    memory: str = "1g",
+    spark: SparkOptions = SparkOptions(),  # noqa: B008 - it cannot change
+    parallelism: int = 1,
+    maintenance: DailyWindow | None = None,
 ) -> int:
     """Run `headrace tier`; return its exit code: 0, 1 if a table could not be tiered, or KEPT_OUT.
 
-    `tables` are names "db.t", `topics` plain topics; without either, all tables with `table.datalake.enabled` and
-    topics with `datalake.enabled` are tiered. `once`: bring each up to date and return. Otherwise run until
-    interrupted, take rounds as they fall due, and ask every `interval_s` seconds when none is due. `warehouse`
-    overrides the server's `datalake.<format>.warehouse`. `report` receives one line per round.
+    `tables` are names "db.t", `topics` plain topics, `databases` names of databases with all of their tables; without
+    any, all tables with `table.datalake.enabled` and topics with `datalake.enabled` are tiered. `once`: bring each up
+    to date and return. Otherwise run until interrupted, take rounds as they fall due, and ask every `interval_s`
+    seconds when none is due. `warehouse` overrides the server's `datalake.<format>.warehouse`. `report` receives one
+    line per round. `parallelism` is the number of rounds at the same time. Compaction and expiry run in the time of
+    `maintenance`; None: at any time.
     """
     settings = ConnectionSettings.make(bootstrap)
     with connect(settings) as connection:
-        job = _Job(connection, settings, warehouse, report, cores, memory)
-        named: list[TablePath | str] = [*(TablePath.parse(table) for table in tables), *topics]
+        root = _RootSession(spark)
+        jobs = [
+            _Job(connection, settings, warehouse, report, root, maintenance, lane)
+            for lane in range(parallelism)
+        ]
+        wanted = _Wanted([*(TablePath.parse(table) for table in tables), *topics], frozenset(databases))
         try:
             if once:
-                return job.run_once(named)
-            return job.run_forever(named, interval_s)
+                return _run_once(connection, jobs, wanted, report)
+            return _run_forever(connection, jobs, wanted, interval_s)
         except SparkSetupError as error:
             report(str(error))
             return 1
 
 
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Tables and topics by name, and databases; nothing: all that is tiered."""
+
+    named: Sequence[TablePath | str]
+    databases: frozenset[str]
+
+    def listed(self, connection: Any) -> list[TablePath | str]:
+        """Return what is to be tiered now."""
+        if self.named and not self.databases:
+            return list(self.named)
+        found = [each.name if each.is_topic else TablePath.parse(each.name) for each in list_lake(connection)]
+        if not self.databases:
+            return found
+        of_databases = [
+            path for path in found if isinstance(path, TablePath) and path.database in self.databases
+        ]
+        return list(dict.fromkeys([*self.named, *of_databases]))
+
+
+def _run_once(connection: Any, jobs: Sequence[_Job], wanted: _Wanted, report: Callable[[str], None]) -> int:
+    chosen = wanted.listed(connection)
+    if not chosen:
+        where = f" in {', '.join(sorted(wanted.databases))}" if wanted.databases else ""
+        report(
+            f"no table{where} has 'table.datalake.enabled'='true' and no topic 'datalake.enabled'='true': nothing to"
+            " tier"
+        )
+    left = deque(chosen)
+    outcomes: list[Outcome | None] = []
+
+    def take(job: _Job) -> None:
+        while left:
+            try:
+                path = left.popleft()
+            except IndexError:
+                return  # another lane took the last one
+            outcomes.append(job.bring_up_to_date(path))
+
+    _in_lanes(jobs[: max(1, len(chosen))], take)
+    if None in outcomes:
+        return 1
+    if not chosen or not all(outcome in _KEPT_OUT_OUTCOMES for outcome in outcomes):
+        return 0
+    report(
+        "nothing was tiered: another tierer holds every selected table. `headrace tables lake` shows its"
+        " rounds; try again when they have ended"
+    )
+    return KEPT_OUT
+
+
+def _run_forever(connection: Any, jobs: Sequence[_Job], wanted: _Wanted, interval_s: float) -> int:
+    """Tier until KeyboardInterrupt. A table that cannot be tiered is reported and does not delay the others."""
+
+    def take(job: _Job) -> None:
+        while True:
+            paths: list[TablePath | str | None] = [None]
+            if wanted.named or wanted.databases:
+                paths = [*wanted.listed(connection)]
+            results = [job.attempt(path, force=False) for path in paths]
+            if not any(result is not None and result.outcome is Outcome.COMMITTED for result in results):
+                time.sleep(interval_s)
+
+    _in_lanes(jobs, take)
+    return 0
+
+
+def _in_lanes(jobs: Sequence[_Job], work: Callable[[_Job], None]) -> None:
+    """Do the work with each job, at the same time. An interruption gives back the rounds that they hold."""
+    if len(jobs) == 1:
+        return work(jobs[0])
+    lanes = ThreadPoolExecutor(len(jobs), thread_name_prefix="tiering")
+    try:
+        for done in as_completed([lanes.submit(work, job) for job in jobs]):
+            done.result()
+    except BaseException:
+        for job in jobs:
+            job.give_back()
+        lanes.shutdown(wait=False, cancel_futures=True)
+        raise
+    lanes.shutdown()
+    return None
+
+
+class _RootSession:
+    """The Spark session from which each round's session is made. It starts with the first work."""
+
+    def __init__(self, options: SparkOptions) -> None:
+        self._options = options
+        self._lock = threading.Lock()
+        self._spark: Any = None
+
+    def get(self) -> Any:
+        with self._lock:
+            if self._spark is None:
+                self._spark = session("headrace tier", **self._options.arguments())
+            return self._spark
+
+
 class _Job:
-    """A tierer: one connection, and one Spark session that starts with the first work."""
+    """A lane of the tierer, which has one round at a time."""
 
     def __init__(
         self,
@@ -74,52 +186,37 @@ class _Job:
         bootstrap: Bootstrap,
         warehouse: str | None,
         report: Callable[[str], None],
-        cores: int,
-        memory: str,
+        root: _RootSession,
+        maintenance: DailyWindow | None,
+        lane: int,
     ) -> None:
         self._connection = connection
         self._bootstrap = bootstrap
         self._warehouse = warehouse
         self._report = report
-        self._cores = cores
-        self._memory = memory
-        self._coordinator = ServerCoordinator(connection, f"{socket.gethostname()}-{os.getpid()}")
-        self._spark: Any = None
+        self._root = root
+        self._maintenance = maintenance
+        worker = f"{socket.gethostname()}-{os.getpid()}"
+        self._coordinator = ServerCoordinator(connection, f"{worker}-{lane}" if lane else worker)
+        self._held: TieringRound | None = None
 
-    def run_once(self, paths: Sequence[TablePath | str]) -> int:
-        failures, kept_out = 0, 0
-        chosen = list(paths) or [
-            each.name if each.is_topic else TablePath.parse(each.name) for each in list_lake(self._connection)
-        ]
-        if not chosen:
-            self._report(
-                "no table has 'table.datalake.enabled'='true' and no topic 'datalake.enabled'='true': nothing to tier"
-            )
-        for path in chosen:
-            result = self._attempt(path, force=True)
-            kept_out += result is not None and result.outcome in _KEPT_OUT_OUTCOMES
-            while result is not None and result.more:
-                result = self._attempt(path, force=True)
-            failures += result is None
-        if failures:
-            return 1
-        if not chosen or kept_out < len(chosen):
-            return 0
-        self._report(
-            "nothing was tiered: another tierer holds every selected table. `headrace tables lake` shows its"
-            " rounds; try again when they have ended"
-        )
-        return KEPT_OUT
+    def give_back(self) -> None:
+        """Release the round that this lane holds, if any. Never raises."""
+        held = self._held
+        if held is not None:
+            self._coordinator.release(held)
 
-    def run_forever(self, paths: Sequence[TablePath | str], interval_s: float) -> int:
-        """Tier until KeyboardInterrupt. A table that cannot be tiered is reported and does not delay the others."""
-        wanted: list[TablePath | str | None] = list(paths) or [None]
-        while True:
-            results = [self._attempt(path, force=False) for path in wanted]
-            if not any(result is not None and result.outcome is Outcome.COMMITTED for result in results):
-                time.sleep(interval_s)
+    def bring_up_to_date(self, path: TablePath | str) -> Outcome | None:
+        """Tier all that the log has; return the first round's outcome, None if one failed."""
+        first = result = self.attempt(path, force=True)
+        while result is not None and result.more:
+            result = self.attempt(path, force=True)
+        return None if first is None or result is None else first.outcome
 
-    def _attempt(self, path: TablePath | str | None, *, force: bool) -> RoundResult | None:
+    def _may_maintain(self) -> bool:
+        return self._maintenance is None or self._maintenance.is_open(datetime.datetime.now(datetime.UTC))
+
+    def attempt(self, path: TablePath | str | None, *, force: bool) -> RoundResult | None:
         """Run and report one round; return None if it failed. Without `force`, no line is reported when none is due."""
         named = path
         try:
@@ -143,12 +240,14 @@ class _Job:
         An interruption ends the round without a failure.
         """
         failure = None
+        self._held = granted
         try:
             return self._tier(granted)
         except Exception as error:
             failure = first_line(error)
             raise
         finally:
+            self._held = None
             self._coordinator.release(granted, failure)
 
     def _tier(self, granted: TieringRound) -> RoundResult:
@@ -164,7 +263,9 @@ class _Job:
         with self._spark_of(granted) as spark:
             lake = catalog.table(spark, definition)
             source = TableChanges(self._connection, self._bootstrap, definition)
-            return tier_round(granted, self._coordinator, lake, source, spark)
+            return tier_round(
+                granted, self._coordinator, lake, source, spark, may_maintain=self._may_maintain
+            )
 
     def _tier_topic(self, granted: TieringRound, name: str) -> RoundResult:
         """Tier a plain topic. See `topics.py`."""
@@ -194,7 +295,7 @@ class _Job:
             def put_away(start: Offsets, end: Offsets) -> None:
                 source.before_commit(spark, dead_letters, start, end, granted.epoch)
 
-            result = tier_round(granted, self._coordinator, lake, source, spark, put_away)
+            result = tier_round(granted, self._coordinator, lake, source, spark, put_away, self._may_maintain)
             if result.outcome is Outcome.COMMITTED:
                 told = [result.detail, *source.renamed[:_NAMES_TOLD]]
                 if len(source.renamed) > _NAMES_TOLD:
@@ -213,14 +314,9 @@ class _Job:
         """Open a session for one round, with heartbeats while Spark starts, which takes seconds."""
         with Heartbeats(self._coordinator, granted) as heartbeats:
             heartbeats.doing = "starting Spark"
-            root = self._session()
+            root = self._root.get()
             spark = root.newSession()
         try:
             yield spark
         finally:
             activate(root)
-
-    def _session(self) -> Any:
-        if self._spark is None:
-            self._spark = session("headrace tier", cores=self._cores, memory=self._memory)
-        return self._spark

@@ -80,11 +80,13 @@ def tier_round(
     source: ChangeSource,
     spark: Any,
     before_commit: Callable[[Offsets, Offsets], None] = lambda _start, _end: None,
+    may_maintain: Callable[[], bool] = lambda: True,
 ) -> RoundResult:
     """Run one round up to the log's present end. Its holder ends it with the coordinator.
 
     `before_commit` is called with the start and end of each piece, after the piece is written and before readers see
-    it. Raises LakeError for problems that a person must fix, and the source's errors.
+    it; `may_maintain` after the last commit. Raises LakeError for problems that a person must fix, and the source's
+    errors.
     """
     started = time.monotonic()
     with Heartbeats(coordinator, granted) as heartbeats:
@@ -129,8 +131,9 @@ def tier_round(
             base = LakeState(snapshot, snapshot, offsets, granted.epoch)
             start = upto
             heartbeats.changes = sum(upto[place] - first[place] for place in upto)
-        heartbeats.doing = "maintaining"
-        details.append(_maintain(lake))
+        if may_maintain():
+            heartbeats.doing = "maintaining"
+            details.append(_maintain(lake))
         detail = "; ".join(each for each in details if each)
         more, seconds = start != end, time.monotonic() - started
         committed = Outcome.COMMITTED
