@@ -55,6 +55,7 @@ from headrace.tablelayer.lake.iceberg_columns import (
     spark_ddl_type,
 )
 from headrace.tablelayer.lake.iceberg_maintenance import compact, expire
+from headrace.tablelayer.lake.stores import prepare
 from headrace.tablelayer.model.lake.offsets import Offsets
 from headrace.tablelayer.model.options.lake_options import ICEBERG_PREFIX, passed_options
 from headrace.tablelayer.model.table.definition import StoredTable
@@ -99,6 +100,7 @@ class IcebergTable:
         self.definition = definition
         self.table_id = str(definition.table_id)
         self.spark = spark
+        prepare(spark, properties)
         attach_catalog(self.spark, properties, catalog)
         path = definition.path
         self.namespace = f"`{catalog}`.`{path.database}`"

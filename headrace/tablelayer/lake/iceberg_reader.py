@@ -27,6 +27,7 @@ from headrace.tablelayer.lake.adapter import (
 from headrace.tablelayer.lake.columns import COLUMNS_PROPERTY, fields_by_column
 from headrace.tablelayer.lake.history import LakeSnapshot, find_committed
 from headrace.tablelayer.lake.reader import Piece, filtered, in_our_type, listed_offsets, snapshots_schema
+from headrace.tablelayer.lake.stores import iceberg_properties
 from headrace.tablelayer.model.filters.conditions import Predicate
 from headrace.tablelayer.model.filters.filters import Filter
 from headrace.tablelayer.model.lake.offsets import offsets_from_json
@@ -48,7 +49,7 @@ class IcebergReader:
         """`properties` as for `IcebergTable`. Raises LakeError: pyiceberg is missing, or cannot read the catalog."""
         self.definition = definition
         self.properties = properties
-        self._table: Any = _load(definition, properties)
+        self._table: Any = _load(definition, iceberg_properties(properties))
 
     def exists(self) -> bool:
         return self._table is not None

@@ -15,8 +15,9 @@ The newest snapshot with offsets counts. Other writers' compaction makes snapsho
 along), and expiry could remove the last snapshot that has them. A consumer `headrace_tiered` points at it, which expiry
 respects. If it was removed all the same, tiering stops with an error, because starting over would duplicate rows.
 
-On a local folder the compare-and-set is a hard link, which only one process can create. Elsewhere it is Paimon's own
-`FileIO.tryToWriteAtomic`: correct on HDFS, and on object stores as safe as Paimon's own commits.
+On a local folder the compare-and-set is a hard link, which only one process can create. On S3 it is a conditional
+write (`If-None-Match`). Elsewhere it is Paimon's own `FileIO.tryToWriteAtomic`: correct on HDFS, and on other object
+stores as safe as Paimon's own commits.
 
 Writers only append (`write-only`); compaction is ours or the user's (`paimon_maintenance.py`). A tierer that is killed
 before its commit leaves unreferenced files, for Paimon's `remove_orphan_files`.
@@ -56,6 +57,7 @@ from headrace.tablelayer.lake.paimon_columns import (
 from headrace.tablelayer.lake.paimon_jvm import KIND_COLUMN, KIND_DELETE, KIND_INSERT, Jvm, java_error_name
 from headrace.tablelayer.lake.paimon_maintenance import compact, expire
 from headrace.tablelayer.lake.paimon_read import read_rows
+from headrace.tablelayer.lake.stores import S3_SCHEMES, create_only, prepare
 from headrace.tablelayer.model.lake.offsets import Offsets, PartitionBucket, in_order
 from headrace.tablelayer.model.options.lake_options import PAIMON_PREFIX, passed_options
 from headrace.tablelayer.model.table.definition import StoredTable
@@ -63,6 +65,8 @@ from headrace.tablelayer.model.table.partition_keys import values_of
 from headrace.tablelayer.spark.splits import DELETED_COLUMN
 
 COMMIT_USER = "headrace-tier"
+STAGING_FOLDER = ".headrace-staging"
+"""Folder in the lake table's own for the rows of a round, where the executors are on other machines."""
 
 _TABLE_OPTIONS = {"write-only": "true", "file.format": "parquet"}
 _WRITERS = 2
@@ -78,12 +82,13 @@ class PaimonTable:
         self.definition = definition
         self.table_id = str(definition.table_id)
         self.spark = spark
+        prepare(spark, properties)
         self.jvm = Jvm(spark)
         self.name = f"{definition.path.database}.{definition.path.table}"
         paimon = self.jvm.paimon
         # Another process may commit to the same tables, so the catalog's cache could be out of date.
         options = paimon.options.Options(self.jvm.map_of({**properties, "cache-enabled": "false"}))
-        context = paimon.catalog.CatalogContext.create(options)
+        context = paimon.catalog.CatalogContext.create(options, spark.sparkContext._jsc.hadoopConfiguration())
         self._catalog = paimon.catalog.CatalogFactory.createCatalog(context)
         self._identifier = paimon.catalog.Identifier.create(definition.path.database, definition.path.table)
 
@@ -199,12 +204,28 @@ class PaimonTable:
         """Return Paimon's commit messages for the rows, in files that belong to no snapshot yet."""
         if self.definition.is_primary_key_table and base.head is None:  # nothing to delete yet
             changes = changes.where(f"NOT {DELETED_COLUMN}")
-        staging = Path(tempfile.mkdtemp(prefix="headrace-paimon-"))
+        scratch = Path(tempfile.mkdtemp(prefix="headrace-paimon-"))
+        shared = None
         try:
-            files = self._stage(table, changes, staging / "rows")
-            return self._feed(table, files, staging)
+            if self.spark.sparkContext.master.startswith("local"):
+                files, rows = self.jvm.paimon.fs.local.LocalFileIO.create(), self._path(scratch / "rows")
+            else:  # executors on other machines reach the warehouse
+                shared = self._path(f"{table.location()}/{STAGING_FOLDER}/{uuid.uuid4()}")
+                files, rows = table.fileIO(), shared
+            self._stage(table, changes, rows)
+            return self._feed(table, files, self._staged(files, rows), scratch)
         finally:
-            shutil.rmtree(staging, ignore_errors=True)
+            shutil.rmtree(scratch, ignore_errors=True)
+            if shared is not None:
+                table.fileIO().deleteDirectoryQuietly(shared)
+
+    def _path(self, text: Path | str) -> Any:
+        return self.jvm.paimon.fs.Path(str(text))
+
+    def _staged(self, files: Any, folder: Any) -> list[Any]:
+        """Return the status of each staged file that has rows."""
+        found = sorted(files.listStatus(folder), key=lambda each: str(each.getPath()))
+        return [each for each in found if each.getPath().getName().endswith(".parquet")]
 
     def _cleared(self, table: Any, head: int, partitions: Sequence[str]) -> list[Any]:
         """Return commit messages that delete the old rows of recreated partitions at `head`: whole files."""
@@ -220,13 +241,8 @@ class PaimonTable:
                 messages.append(self.jvm.paimon.table.sink.CommitMessageImpl(*place, gone, unchanged))
         return messages
 
-    def _stage(self, table: Any, changes: Any, folder: Path) -> Sequence[Path]:
-        """Write the rows as Parquet files on the driver: the lake table's fields in its order, then the row kind."""
-        if not self.spark.sparkContext.master.startswith("local"):
-            raise LakeError(
-                f"{self.name}: Spark must run on this machine (master local[...]), not on"
-                f" {self.spark.sparkContext.master}: rows go to Paimon through a local folder"
-            )
+    def _stage(self, table: Any, changes: Any, folder: Any) -> None:
+        """Write the rows as Parquet files: the lake table's fields in its order, then the row kind."""
         kind = f"CAST({KIND_INSERT} AS TINYINT)"
         if self.definition.is_primary_key_table:
             kind = f"CAST(IF({DELETED_COLUMN}, {KIND_DELETE}, {KIND_INSERT}) AS TINYINT)"
@@ -235,30 +251,33 @@ class PaimonTable:
         before = settings.get(_TIMESTAMPS[0])
         settings.set(*_TIMESTAMPS)
         try:
-            changes.selectExpr(*names, f"{kind} AS {KIND_COLUMN}").write.parquet(str(folder))
+            changes.selectExpr(*names, f"{kind} AS {KIND_COLUMN}").write.parquet(folder.toString())
         finally:
             settings.set(_TIMESTAMPS[0], before)
-        return sorted(folder.glob("*.parquet"))
 
-    def _feed(self, table: Any, files: Sequence[Path], scratch: Path) -> list[Any]:
+    def _feed(self, table: Any, io: Any, files: Sequence[Any], scratch: Path) -> list[Any]:
         """Write the files with several writers. Each key of a round is in one file, so their order does not matter."""
         shares = [share for share in (files[each::_WRITERS] for each in range(_WRITERS)) if share]
         if len(shares) < 2:
             return [
-                message for share in shares for message in self._feed_share(self.jvm, table, share, scratch)
+                message
+                for share in shares
+                for message in self._feed_share(self.jvm, table, io, share, scratch)
             ]
         with ThreadPoolExecutor(len(shares)) as threads:
             asked = [
-                threads.submit(lambda share: self._feed_share(Jvm(self.spark), table, share, scratch), share)
+                threads.submit(
+                    lambda share: self._feed_share(Jvm(self.spark), table, io, share, scratch), share
+                )
                 for share in shares
             ]
         return [message for each in asked for message in each.result()]
 
-    def _feed_share(self, jvm: Jvm, table: Any, files: Sequence[Path], scratch: Path) -> list[Any]:
+    def _feed_share(self, jvm: Jvm, table: Any, io: Any, files: Sequence[Any], scratch: Path) -> list[Any]:
         writer = table.newWrite(COMMIT_USER)
         try:
             writer.withIOManager(jvm.paimon.disk.IOManager.create(str(scratch)))
-            jvm.write_files(table, writer, files)
+            jvm.write_files(table, writer, io, files)
             return list(writer.prepareCommit(True, 0))
         finally:
             writer.close()
@@ -328,7 +347,10 @@ class PaimonTable:
 
     def _put(self, table: Any, path: Any, text: str) -> bool:
         """Create the whole file with this text if it does not exist; return whether it was created."""
-        if not table.fileIO().isObjectStore() and path.toUri().getScheme() in (None, "file"):
+        scheme = path.toUri().getScheme()
+        if scheme in S3_SCHEMES:
+            return create_only(self.spark, path.toString(), text)
+        if not table.fileIO().isObjectStore() and scheme in (None, "file"):
             return _link_new(Path(path.toUri().getPath()), text)
         return bool(table.fileIO().tryToWriteAtomic(path, text))
 

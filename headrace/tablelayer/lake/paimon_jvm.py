@@ -2,9 +2,9 @@
 
 Python code does not depend on Paimon's file formats. The library is the `paimon-bundle` jar. It is fetched like Spark's
 other jars when the first table needs it, and added to the running session. Rows go from the executors to Paimon's
-writer as Parquet files in a folder on the driver. Spark writes them, and one call per file makes the JVM read it with
-Paimon's Parquet reader into Paimon's writer. That loop is `RecordReader.forEachRemaining` with a consumer built from
-method handles, so there is no call into Python per row.
+writer as Parquet files in a folder that the driver reads. Spark writes them, and one call per file makes the JVM read
+it with Paimon's Parquet reader into Paimon's writer. That loop is `RecordReader.forEachRemaining` with a consumer built
+from method handles, so there is no call into Python per row.
 
 py4j cannot call the default methods of Java interfaces; `Jvm.call_default` uses reflection for them.
 """
@@ -12,7 +12,6 @@ py4j cannot call the default methods of Java interfaces; `Jvm.call_default` uses
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from headrace.tablelayer.spark.jars import paimon_jar
@@ -123,7 +122,7 @@ class Jvm:
         finally:
             reader.close()
 
-    def write_files(self, table: Any, writer: Any, files: Sequence[Path]) -> None:
+    def write_files(self, table: Any, writer: Any, io: Any, files: Sequence[Any]) -> None:
         """Write the rows of staged Parquet files: the table's columns followed by `KIND_COLUMN`."""
         fields = self.java.java.util.ArrayList(table.rowType().getFields())
         position = fields.size()
@@ -132,11 +131,9 @@ class Jvm:
         rows = types.RowType(fields)
         parquet = self.paimon.format.FileFormat.fromIdentifier("parquet", self.paimon.options.Options())
         factory = parquet.createReaderFactory(rows, rows, self.java.java.util.ArrayList())
-        local = self.paimon.fs.local.LocalFileIO.create()
         consumer = self._writer_of(writer, position)
         for file in files:
-            path = self.paimon.fs.Path(str(file))
-            context = self.paimon.format.FormatReaderContext(local, path, file.stat().st_size)
+            context = self.paimon.format.FormatReaderContext(io, file.getPath(), file.getLen())
             self.for_each(factory.createReader(context), consumer)
 
 

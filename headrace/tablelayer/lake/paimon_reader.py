@@ -3,7 +3,7 @@
 Snapshots and schemas are JSON, manifests are Avro, data files Parquet, in Paimon's file layout (its documentation,
 "Concepts: Spec"). The files of a PK table become rows by the rules in `paimon_read.py`. Deletion vectors, ORC and Avro
 data, and branches by name, which other writers could have added, are refused. The warehouse is a local folder, or a URI
-that `pyarrow.fs.FileSystem.from_uri` opens; other warehouses are read in Spark.
+that pyarrow opens (`stores.py`); other warehouses are read in Spark.
 
 Memory: for a log table one batch of rows at a time; for a PK table the uncompacted rows of one bucket at a time.
 """
@@ -38,6 +38,7 @@ from headrace.tablelayer.lake.paimon_partitions import (
 )
 from headrace.tablelayer.lake.paimon_read import GONE_KINDS, KIND_COLUMN, DataFile
 from headrace.tablelayer.lake.reader import Piece, filtered, in_our_type, listed_offsets, snapshots_schema
+from headrace.tablelayer.lake.stores import open_files
 from headrace.tablelayer.model.batches.batch import ChangeType
 from headrace.tablelayer.model.filters.conditions import Predicate
 from headrace.tablelayer.model.filters.filters import Filter
@@ -66,7 +67,7 @@ class PaimonReader:
         self._files: Any
         try:
             if "://" in path or path.startswith("file:"):
-                self._files, self._folder = fs.FileSystem.from_uri(path)
+                self._files, self._folder = open_files(path, properties)
             else:
                 self._files, self._folder = fs.LocalFileSystem(), path
         except (OSError, ValueError) as error:

@@ -3,7 +3,8 @@
 The jars are resolved once and kept. pyspark has Apache Ivy among its own jars, so fetching needs only Java: Ivy runs as
 a stand-alone resolver before Spark starts, and Spark then gets local files (`spark.jars`). That is faster and quieter
 than `spark.jars.packages`, is the same for a session, a test and a tiering job, and works offline after the first time.
-The Paimon bundle is a list of its own, resolved when the first Paimon table is opened.
+The Paimon bundle is a list of its own, resolved when the first Paimon table is opened; so are the file systems of
+object stores, resolved when a warehouse has their scheme.
 
 One jar is ours: the catalog (`tablelayer.spark.catalog`). A wheel contains it. In a checkout it is compiled from the
 sources by Eclipse's compiler, which needs only a Java runtime, and kept beside the others.
@@ -20,7 +21,8 @@ Environment:
 - `HEADRACE_SPARK_JARS`: a folder with the jars; nothing is resolved.
 - `HEADRACE_MAVEN_ROOT`: root of a Maven mirror, instead of Ivy's default repository.
 
-`python -m headrace.tablelayer.spark.jars` resolves them and prints one path per line.
+`python -m headrace.tablelayer.spark.jars` resolves them and prints one path per line; with `--all` also Paimon's and
+those of the object stores, so that a machine without a network has everything.
 """
 
 from __future__ import annotations
@@ -59,6 +61,30 @@ _ARTIFACTS: Artifacts = (
     ("org.apache.iceberg", "iceberg-spark-runtime-4.1_2.13", "1.12.0", None),
 )
 _PAIMON_ARTIFACTS: Artifacts = (("org.apache.paimon", "paimon-bundle", "1.4.2", None),)
+# Hadoop's own file systems, of the version that pyspark contains.
+_SDK, _HADOOP = "2.29.52", "3.4.2"
+_S3_ARTIFACTS: Artifacts = (
+    ("org.apache.hadoop", "hadoop-aws", _HADOOP, None),
+    *(
+        ("software.amazon.awssdk", name, _SDK, None)
+        for name in (
+            "s3", "s3-transfer-manager", "sts", "apache-client", "url-connection-client", "netty-nio-client",
+            "annotations", "arns", "auth", "aws-core", "aws-query-protocol", "aws-xml-protocol", "checksums",
+            "checksums-spi", "crt-core", "endpoints-spi", "http-auth", "http-auth-aws", "http-auth-aws-eventstream",
+            "http-auth-spi", "http-client-spi", "identity-spi", "json-utils", "metrics-spi", "profiles",
+            "protocol-core", "regions", "retries", "retries-spi", "sdk-core", "third-party-jackson-core", "utils",
+        )
+    ),
+    ("software.amazon.eventstream", "eventstream", "1.0.1", None),
+    ("org.reactivestreams", "reactive-streams", "1.0.4", None),
+)  # fmt: skip
+_AZURE_ARTIFACTS: Artifacts = (("org.apache.hadoop", "hadoop-azure", _HADOOP, None),)
+_STORES: dict[str, tuple[str, Artifacts, str]] = {
+    **dict.fromkeys(("s3", "s3a", "s3n"), ("s3", _S3_ARTIFACTS, "Hadoop's S3 file system (10 MB, once)")),
+    **dict.fromkeys(
+        ("abfs", "abfss"), ("azure", _AZURE_ARTIFACTS, "Hadoop's Azure file system (1 MB, once)")
+    ),
+}
 _COMPILER_ARTIFACTS: Artifacts = (("org.eclipse.jdt", "ecj", "3.40.0", None),)
 
 CATALOG_FOLDER = Path(__file__).parent / "catalog"
@@ -134,6 +160,15 @@ def paimon_jar(report: Callable[[str], None] | None = None) -> Path:
     """Return the jar with Paimon's Java library, resolved if it is not in the cache (49 MB). See `spark_jars`."""
     found = _jars(_PAIMON_ARTIFACTS, "paimon", "Paimon's library (49 MB, once)", report)
     return next(jar for jar in found if _is_artifact(jar, _PAIMON_ARTIFACTS[0][1]))
+
+
+def store_jars(scheme: str, report: Callable[[str], None] | None = None) -> list[Path]:
+    """Return the jars of the file system of a scheme, such as `s3a`; none if it is unknown. See `spark_jars`."""
+    if scheme not in _STORES:
+        return []
+    prefix, artifacts, what = _STORES[scheme]
+    found = _jars(artifacts, prefix, what, report)
+    return [jar for jar in found if any(_is_artifact(jar, name) for _, name, _, _ in artifacts)]
 
 
 def catalog_jar(report: Callable[[str], None] | None = None) -> Path:
@@ -346,7 +381,14 @@ def main() -> int:
         def report(line: str) -> None:
             print(line, file=sys.stderr)  # noqa: T201
 
+        if sys.argv[1:] not in ([], ["--all"]):
+            raise SparkSetupError(f"{' '.join(sys.argv[1:])} is not understood: write --all, or nothing")
         jars = [*spark_jars(report), catalog_jar(report)]
+        if sys.argv[1:]:
+            jars += [
+                paimon_jar(report),
+                *(jar for scheme in ("s3", "abfs") for jar in store_jars(scheme, report)),
+            ]
     except SparkSetupError as error:
         sys.stderr.write(f"{error}\n")
         return 1
