@@ -30,7 +30,7 @@ ALLOWED = {
     "KeyValueStore._by_prefix": "RocksDB's iterator has no other interface, and a prefix has few rows",
     "KeyValueStore.get_within": "the sizes of the rows that a write replaces are counted",
     "_to_store": "the values of a batch with deletions are chosen by a list comprehension",
-    "KeyValueStore.write": "RocksDB's batch takes one deletion a call",
+    "KeyValueStore._apply": "RocksDB's batch takes one deletion a call",
     "build_batch": "the test produces records that it builds one by one",
     "_column": "as `build_batch`",
 }
