@@ -121,7 +121,7 @@ def test_offset_and_number_of_rows_are_of_one_moment_at_every_step_of_a_write(st
     seen = set()
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
-        if frame.f_code is KeyValueStore.write.__code__:
+        if frame.f_code is KeyValueStore._apply.__code__:
             frame.f_trace_opcodes = True
             if event == "opcode":
                 seen.add(row_count(store))
@@ -137,7 +137,7 @@ def test_offset_and_number_of_rows_are_of_one_moment_at_every_step_of_a_write(st
     assert seen == {(1, 5), (2, 9)}
 
 
-@pytest.mark.parametrize("interrupted", [KeyValueStore.flush, KeyValueStore.write])
+@pytest.mark.parametrize("interrupted", [KeyValueStore.flush, KeyValueStore._apply])
 def test_what_is_not_durable_is_due_whatever_a_flush_and_a_write_do_beside_each_other(
     tmp_path: Path, interrupted: Callable[..., None]
 ) -> None:
