@@ -146,6 +146,7 @@ HINTED = [
     f"SELECT * FROM (SELECT 1) {HINT}",
     f"INSERT {HINT} INTO t VALUES (1)",
     f"INSERT INTO t {HINT} VALUES (1)",
+    f"INSERT INTO t {HINT} SELECT a FROM u",
     f"UPDATE t {HINT} SET a = 1 WHERE b = 2",
     f"DELETE FROM t {HINT} WHERE a = 1",
     f"TRUNCATE TABLE t {HINT}",
