@@ -26,7 +26,10 @@ def run_tiering(*_, **__):
 
 tiering_job.run_tiering = run_tiering
 tier._GRACE_SECONDS = {grace}
-tier.run("127.0.0.1:1", (), (), once=False, interval_s=1.0, warehouse=None)
+tier.run(
+    "127.0.0.1:1", (), (), databases=(), once=False, interval_s=1.0, warehouse=None, spark={{}}, parallelism=1,
+    maintenance=None,
+)
 """
 
 
