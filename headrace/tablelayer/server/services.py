@@ -21,7 +21,6 @@ from headrace.broker.runtime import open_files
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.options.option_types import parse_duration_ms
 from headrace.tablelayer.model.table.definition import PARTITION_OF_CONFIG
-from headrace.tablelayer.server import stored_message
 from headrace.tablelayer.server.kafka_face.caches import PieceCaches
 from headrace.tablelayer.server.kafka_face.refusals import Refusals
 from headrace.tablelayer.server.kafka_face.schema_registry import SchemaRegistries
@@ -306,6 +305,9 @@ class Services:
 
     def can_write_at_once(self) -> bool:
         """Return whether the kernels for writes on the event loop are loaded. If not, a thread begins to load them."""
+        # A server without tables starts without numpy and pyarrow.
+        from headrace.tablelayer.server import stored_message
+
         if stored_message.is_loaded():
             return True
         if not self._loading:
