@@ -9,7 +9,7 @@ from sqlglot import exp
 from sqlglot.dialects.duckdb import DuckDB
 
 from headrace.tablelayer.model.ddl.decimals import adapt_decimals
-from headrace.tablelayer.model.ddl.moments import adapt_moments
+from headrace.tablelayer.model.ddl.moments import adapt_moments, has_fine_literals, keep_digits
 from headrace.tablelayer.model.ddl.query_types import has_nanoseconds
 
 
@@ -20,6 +20,8 @@ def adapt(tree: exp.Expr, tables: Mapping[str, pa.Schema]) -> None:
     """
     kinds = [kind for schema in tables.values() for kind in schema.types]
     needed = [change for has, change in _CHANGES if any(_has(has, kinds))]
+    if has_fine_literals(tree):
+        needed.append(keep_digits)
     if not needed:
         return
     names = {id(select): list(map(_shown, select.expressions)) for select in tree.find_all(exp.Select)}

@@ -108,18 +108,76 @@ def adapt_moments(tree: exp.Expr, tables: Mapping[str, pa.Schema]) -> None:
                 node.replace(_converted(node, _COARSER[kind]))
 
 
-def keep_digits(tree: exp.Expr) -> None:
-    """Give literals with more than six digits of a second, as values of a SELECT, DuckDB's types of nanoseconds."""
-    for node in list(tree.find_all(exp.Cast)):
-        literal, parent = node.this, node.parent
-        value = parent if isinstance(parent, exp.Alias) else node
-        if not (only(node, exp.Cast, "this", "to") and only(literal, exp.Literal, "this", "is_string")):
+def has_fine_literals(tree: exp.Expr) -> bool:
+    """Return whether a literal has more than six digits of a second."""
+    return any(literal.is_string and _FINE.search(literal.this) for literal in tree.find_all(exp.Literal))
+
+
+def keep_digits(tree: exp.Expr, tables: Mapping[str, pa.Schema]) -> None:
+    """Give literals with more than six digits of a second DuckDB's types of nanoseconds.
+
+    They are values of a SELECT, or sides of a comparison, whose other sides are converted: DuckDB would cut the literal
+    to six digits, and equal it to a value that it is not equal to.
+    """
+    types = QueryTypes(tables)
+    for node in list(tree.find_all(exp.Literal)):
+        literal: Any = node
+        if not literal.is_string or not _FINE.search(literal.this):
             continue
-        if not isinstance(value.parent, (exp.Select, exp.Tuple)) or not _FINE.search(literal.this):
+        value = literal.parent if only(literal.parent, exp.Cast, "this", "to") else literal
+        others = _other_sides(value)
+        kind = _fine_kind(value, others, types)
+        if kind is None or (kind != _TIME_NS and not -_LIMIT < (_ticks(value, kind) or _LIMIT) < _LIMIT):
             continue
-        kind = _FINE_TYPES.get(node.to.this) if only(node.to, exp.DataType, "this", "nested") else None
-        if kind is not None:
-            node.set("to", exp.DataType(this=exp.DataType.Type.USERDEFINED, kind=kind))
+        shown = value.parent if isinstance(value.parent, exp.Alias) else value
+        if not others and not isinstance(shown.parent, (exp.Select, exp.Tuple)):
+            continue
+        for other in others:
+            if isinstance(other, (exp.Subquery, exp.Select)):
+                other.replace(_converted_rows(other, kind))
+            elif not _is_fine(other):
+                other.replace(_converted(other.copy(), _FINER[kind]))
+        value.replace(_cast(literal.copy(), kind))
+
+
+def _other_sides(value: Any) -> list[Any]:
+    """Return what a value is compared with."""
+    parent = value.parent
+    while only(parent, exp.Paren, "this"):
+        value, parent = parent, parent.parent
+    if type(parent) in _MIRRORED or type(parent) in _NULL_SAFE:
+        sides = [parent.this, parent.expression]
+    elif only(parent, exp.Between, "this", "low", "high"):
+        sides = [parent.this, parent.args["low"], parent.args["high"]]
+    elif only(parent, exp.In, "this", "expressions"):
+        sides = [parent.this, *parent.expressions]
+    elif only(parent, exp.In, "this", "query"):
+        sides = [parent.this, parent.args["query"]]
+    else:
+        return []
+    sides = [side.this if isinstance(side, (exp.Any, exp.All)) else side for side in sides]
+    return [side for side in sides if side is not value]
+
+
+def _fine_kind(value: Any, others: list[Any], types: QueryTypes) -> str | None:
+    """Return the type of nanoseconds that a literal, with or without a type of its own, has beside the others."""
+    if isinstance(value, exp.Cast):
+        return _FINE_TYPES.get(value.to.this) if only(value.to, exp.DataType, "this", "nested") else None
+    for other in others:
+        found = types.of(other)
+        if found is not None and pa.types.is_time(found):
+            return _TIME_NS
+        if found is not None and pa.types.is_timestamp(found):
+            return _NS if found.tz is None else _TZ_NS
+    return None
+
+
+def _is_fine(node: exp.Expr) -> bool:
+    """Return whether a node is a literal of a type of nanoseconds already, or one that will be."""
+    while only(node, exp.Paren, "this"):
+        node = node.this
+    literal = node.this if isinstance(node, exp.Cast) else node
+    return isinstance(literal, exp.Literal) and literal.is_string and bool(_FINE.search(literal.this))
 
 
 _FINE = re.compile(r"\.[0-9]{6}[0-9]*[1-9]")

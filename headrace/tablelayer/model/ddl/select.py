@@ -35,7 +35,6 @@ from headrace.tablelayer.model.ddl.flink import (
     translate,
 )
 from headrace.tablelayer.model.ddl.known import check_known
-from headrace.tablelayer.model.ddl.moments import keep_digits
 from headrace.tablelayer.model.ddl.names import Names
 from headrace.tablelayer.model.ddl.query import Bounds, PastTable, Select
 from headrace.tablelayer.model.ddl.query_types import SCHEMA
@@ -109,7 +108,6 @@ def to_duckdb(
         elif (column.catalog.lower(), column.db.lower()) in qualified:
             column.set("catalog", None)
     adapt(tree, known)
-    keep_digits(tree)
     return tree.sql(dialect=DuckDB)
 
 
