@@ -62,7 +62,8 @@ def measure(rounds: int, scale: float) -> dict[str, list[float]]:
     from headrace.tablelayer.model.avro.write import Frame
     from headrace.tablelayer.model.batches.batch import ArrowBatch, ChangeType, encode_arrow_batch
     from headrace.tablelayer.model.ddl.clauses import parse_columns
-    from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+    from headrace.tablelayer.model.table.definition import TableDefinition
+    from headrace.tablelayer.model.table.path import TablePath
     from headrace.tablelayer.server.kafka_face.transcode import from_kafka, to_kafka
 
     keep_freed_memory()  # as the server does

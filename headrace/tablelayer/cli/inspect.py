@@ -12,8 +12,9 @@ import pyarrow as pa
 from headrace.tablelayer.cli.errors import CommandError
 from headrace.tablelayer.client import Connection, Table, TableError
 from headrace.tablelayer.model.schema.schema import Column
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.model.table.partitions import check_partitioned
+from headrace.tablelayer.model.table.path import TablePath
 
 _EARLIEST = -2
 Row = tuple[Any, ...]

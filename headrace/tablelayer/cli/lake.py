@@ -14,7 +14,7 @@ from headrace.tablelayer.client import Connection
 from headrace.tablelayer.lake.coordinator import LakeStatus, ServerCoordinator, list_lake
 from headrace.tablelayer.model.lake.offsets import in_order
 from headrace.tablelayer.model.messages.lake import ListedLake
-from headrace.tablelayer.model.table.definition import DEFAULT_DATABASE
+from headrace.tablelayer.model.table.path import DEFAULT_DATABASE
 
 _COLUMNS = ("table", "format", "snapshot", "behind", "lag", "age", "freshness", "state")
 _BUCKETS = ("bucket", "tiered", "log end", "behind")

@@ -11,7 +11,7 @@ from headrace.tablelayer.cli.connect import open_connection
 from headrace.tablelayer.cli.errors import CommandError
 from headrace.tablelayer.cli.options import SqlFormat
 from headrace.tablelayer.cli.shell import run_sql
-from headrace.tablelayer.model.table.definition import TablePath
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.sql.files import format_of
 from headrace.tablelayer.sql.types import quoted, text_literal
 

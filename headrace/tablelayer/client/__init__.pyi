@@ -36,6 +36,6 @@ from headrace.tablelayer.model.ddl.errors import DdlError as DdlError
 from headrace.tablelayer.model.errors import TableError as TableError
 from headrace.tablelayer.model.errors import TableErrorCode as TableErrorCode
 from headrace.tablelayer.model.table.definition import TableDefinition as TableDefinition
-from headrace.tablelayer.model.table.definition import TablePath as TablePath
+from headrace.tablelayer.model.table.path import TablePath as TablePath
 
 __all__: list[str]

@@ -14,7 +14,8 @@ from headrace.tablelayer.client.metrics import ClientMetrics
 from headrace.tablelayer.client.names import several
 from headrace.tablelayer.client.security.settings import Bootstrap, ConnectionSettings
 from headrace.tablelayer.client.wire.cluster import Cluster
-from headrace.tablelayer.model.table.definition import StoredTable, TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import StoredTable, TableDefinition
+from headrace.tablelayer.model.table.path import TablePath
 
 if TYPE_CHECKING:
     from headrace.tablelayer.client.admin.kafka import AsyncKafkaAdmin

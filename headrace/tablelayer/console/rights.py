@@ -7,7 +7,7 @@ from typing import Any
 from headrace.tablelayer.client import Connection, KafkaError, UnsupportedRequest
 from headrace.tablelayer.console.routes import RequestError
 from headrace.tablelayer.model.rights import principal_of
-from headrace.tablelayer.model.table.definition import TablePath
+from headrace.tablelayer.model.table.path import TablePath
 
 
 class Rights:

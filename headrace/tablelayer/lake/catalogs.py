@@ -14,7 +14,8 @@ from uuid import UUID
 from headrace.tablelayer.lake.adapter import LakeError, LakeTable
 from headrace.tablelayer.lake.coordinator import TOKEN_VARIABLE, LakeStatus, ServerCoordinator
 from headrace.tablelayer.lake.reader import LakeReader
-from headrace.tablelayer.model.table.definition import StoredTable, TablePath
+from headrace.tablelayer.model.table.definition import StoredTable
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.spark.sessions import iceberg_catalog_properties
 
 CATALOG_PROPERTY_PREFIX = "datalake.{format}."

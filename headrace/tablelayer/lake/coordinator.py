@@ -35,7 +35,7 @@ from headrace.tablelayer.model.messages.lake import (
     ListLakeRequest,
     ListLakeResponse,
 )
-from headrace.tablelayer.model.table.definition import TablePath
+from headrace.tablelayer.model.table.path import TablePath
 
 TOKEN_VARIABLE = "HEADRACE_TIERING_TOKEN"
 _SECRET_NAME = re.compile(r"secret|password|token|credential|key|sas|authorization", re.IGNORECASE)

@@ -28,7 +28,7 @@ from headrace.tablelayer.lake.tiering_round import Outcome, RoundResult, first_l
 from headrace.tablelayer.lake.topics import Topic, TopicSource
 from headrace.tablelayer.model.lake.offsets import Offsets
 from headrace.tablelayer.model.lake.topics import TopicLake
-from headrace.tablelayer.model.table.definition import TablePath
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.spark.jars import SparkSetupError
 from headrace.tablelayer.spark.sessions import activate, session
 

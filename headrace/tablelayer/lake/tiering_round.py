@@ -31,7 +31,7 @@ from headrace.tablelayer.lake.change_source import ChangeSource, with_state
 from headrace.tablelayer.lake.coordinator import Coordinator, Heartbeats, TieringRound
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.lake.offsets import Offsets, without_dropped
-from headrace.tablelayer.model.table.definition import TablePath
+from headrace.tablelayer.model.table.path import TablePath
 
 ROUND_ROWS_MAX = 2_000_000
 """Maximum number of offsets per bucket and commit: some hundred megabytes of Arrow in one worker at 100 bytes a row."""

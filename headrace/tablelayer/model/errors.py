@@ -84,6 +84,11 @@ class TableError(Exception):
         return self.code.retriable
 
 
+def invalid_table(message: str) -> TableError:
+    """Return the error of a definition, name or option that cannot be."""
+    return TableError(TableErrorCode.INVALID_TABLE, message)
+
+
 class RowError(TableError):
     """One row of a batch does not fit the schema.
 

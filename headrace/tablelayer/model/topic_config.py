@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.errors import invalid_table
 from headrace.tablelayer.model.options import table_options
 from headrace.tablelayer.model.options.option_types import parse_name_list
 from headrace.tablelayer.model.options.table_options import TableOptions
@@ -23,10 +23,10 @@ from headrace.tablelayer.model.table.definition import (
     RETENTION_CONFIG,
     SCHEMA_CONFIG,
     TableDefinition,
-    TablePath,
     history_from_dict,
 )
 from headrace.tablelayer.model.table.evolution import check_successor, drop_followed_retention
+from headrace.tablelayer.model.table.path import TablePath
 
 
 def from_topic_config(path: TablePath, partitions: int, config: Mapping[str, str]) -> TableDefinition:
@@ -44,7 +44,7 @@ def from_topic_config(path: TablePath, partitions: int, config: Mapping[str, str
     ttl, retention = given.get(TableOptions.log_ttl_ms.name), given.get(RETENTION_CONFIG)
     if ttl is not None and retention is not None:
         if retention.strip() != str(table_options.parse(TableOptions.log_ttl_ms.name, ttl)):
-            raise _invalid(
+            raise invalid_table(
                 f"table.log.ttl = '{ttl}' and retention.ms = '{retention}' contradict: give one of them"
             )
         del given[RETENTION_CONFIG]
@@ -77,7 +77,9 @@ def changed_table(
         alone = {name: value for name, value in wanted.items() if name != HISTORY_CONFIG}
         given = from_topic_config(path, partitions, alone)
         if given.schema not in (before.schema, before.as_created().schema):
-            raise _invalid(f"the schema of table {path} is changed by ALTER TABLE, not by its configuration")
+            raise invalid_table(
+                f"the schema of table {path} is changed by ALTER TABLE, not by its configuration"
+            )
         wanted[SCHEMA_CONFIG] = old[SCHEMA_CONFIG]
         wanted.pop(PRIMARY_KEY_CONFIG, None)
     after = from_topic_config(path, partitions, wanted)
@@ -91,12 +93,14 @@ def _parse_history(text: str | None) -> tuple[Schema, ...]:
     try:
         return history_from_dict(loads(text))
     except (ValueError, RecursionError) as error:
-        raise _invalid(f"'{HISTORY_CONFIG}' is not valid JSON: {error}") from error
+        raise invalid_table(f"'{HISTORY_CONFIG}' is not valid JSON: {error}") from error
 
 
 def _parse_schema(text: str | None, primary_key: str | None) -> Schema:
     if text is None:
-        raise _invalid(f"a table needs '{SCHEMA_CONFIG}': columns as 'id BIGINT, name STRING' or in JSON")
+        raise invalid_table(
+            f"a table needs '{SCHEMA_CONFIG}': columns as 'id BIGINT, name STRING' or in JSON"
+        )
     if text.lstrip().startswith("{"):
         schema = Schema.from_json(text)
     else:
@@ -108,10 +112,6 @@ def _parse_schema(text: str | None, primary_key: str | None) -> Schema:
     if not names or names == schema.primary_key:
         return schema
     if schema.primary_key:
-        raise _invalid(f"'{SCHEMA_CONFIG}' says PRIMARY KEY ({', '.join(schema.primary_key)}), but "
+        raise invalid_table(f"'{SCHEMA_CONFIG}' says PRIMARY KEY ({', '.join(schema.primary_key)}), but "
                        f"'{PRIMARY_KEY_CONFIG}' says ({', '.join(names)})")  # fmt: skip
     return Schema.of(schema.columns, names, schema_id=schema.schema_id)
-
-
-def _invalid(message: str) -> TableError:
-    return TableError(TableErrorCode.INVALID_TABLE, message)

@@ -24,7 +24,7 @@ from typing import Any
 from headrace.tablelayer.client.errors import DataError
 from headrace.tablelayer.client.security.settings import Bootstrap, ConnectionSettings
 from headrace.tablelayer.model.filters.conditions import push_down
-from headrace.tablelayer.model.table.definition import DEFAULT_DATABASE
+from headrace.tablelayer.model.table.path import DEFAULT_DATABASE
 from headrace.tablelayer.spark.options import KAFKA_PREFIX, Mode, PartitionOffsets, server_options
 from headrace.tablelayer.spark.types import METADATA_FIELDS
 from headrace.tablelayer.spark.worker import connection

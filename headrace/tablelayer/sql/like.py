@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from headrace.tablelayer.model.ddl import CreateTableLike, CreateTemporaryTable
-from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.errors import invalid_table
 from headrace.tablelayer.model.options.table_options import BUCKET_COUNT, BUCKET_KEY, TableOptions
 from headrace.tablelayer.model.schema.aggregates import options_of
 from headrace.tablelayer.model.schema.schema import Schema
@@ -29,7 +29,7 @@ def definition_like(
         ]
         key = source.primary_key
         if "OPTIONS" in taken:
-            raise _invalid(
+            raise invalid_table(
                 f"the options of {source.path} are those of its connector: write LIKE {source.path.table} (EXCLUDING"
                 " OPTIONS)"
             )
@@ -48,17 +48,19 @@ def definition_like(
     if "OPTIONS" not in taken:
         options = {}
     if not statement.overwriting and (twice := sorted(options.keys() & statement.options)):
-        raise _invalid(f"option '{twice[0]}' is given twice: LIKE ... (OVERWRITING OPTIONS) replaces it")
+        raise invalid_table(f"option '{twice[0]}' is given twice: LIKE ... (OVERWRITING OPTIONS) replaces it")
     if "CONSTRAINTS" not in taken:
         key = ()
     elif key and statement.primary_key:
-        raise _invalid(
+        raise invalid_table(
             f"{statement.source} has a primary key already: write LIKE ... (EXCLUDING CONSTRAINTS)"
         )
     if "PARTITIONS" not in taken:
         partition_keys = ()
     elif partition_keys and statement.partition_keys:
-        raise _invalid(f"{statement.source} has partitions already: write LIKE ... (EXCLUDING PARTITIONS)")
+        raise invalid_table(
+            f"{statement.source} has partitions already: write LIKE ... (EXCLUDING PARTITIONS)"
+        )
     return TableDefinition(
         statement.path,
         Schema.of([*columns, *statement.columns], list(statement.primary_key or key)),
@@ -83,12 +85,8 @@ def _times(source: CreateTemporaryTable, taken: Sequence[str]) -> str:
             "GENERATED" if each.expression is not None else "METADATA" if each.metadata is not None else None
         )
         if part in taken:
-            raise _invalid(
+            raise invalid_table(
                 f"column '{each.name}' of {source.path} is not stored, and a table stores all columns: add EXCLUDING"
                 f" {part} to LIKE"
             )
     return ",".join(names)
-
-
-def _invalid(message: str) -> TableError:
-    return TableError(TableErrorCode.INVALID_TABLE, message)

@@ -14,7 +14,7 @@ from headrace.tablelayer.model.ddl import (
     ShowGrants,
     ShowUsers,
 )
-from headrace.tablelayer.model.table.definition import TablePath
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.sql.answer import Answer
 
 RightsStatement = Grant | Revoke | ShowGrants | CreateUser | AlterUser | DropUser | ShowUsers

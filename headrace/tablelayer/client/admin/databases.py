@@ -37,9 +37,10 @@ from headrace.tablelayer.model.messages.process import DescribeServerRequest, De
 from headrace.tablelayer.model.messages.refused import ListRefusedRequest, ListRefusedResponse
 from headrace.tablelayer.model.messages.snapshots import ListSnapshotsRequest, ListSnapshotsResponse
 from headrace.tablelayer.model.options.table_options import TableOptions
-from headrace.tablelayer.model.table.definition import StoredTable, TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import StoredTable, TableDefinition
 from headrace.tablelayer.model.table.evolution import Change, changes_to_json
 from headrace.tablelayer.model.table.partitions import Partition, matching, name_of_spec, spec_texts
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.types.values import Value
 
 

@@ -20,14 +20,10 @@ from headrace.tablelayer.model.ddl import (
     parse_each,
 )
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
-from headrace.tablelayer.model.table.definition import (
-    DEFAULT_DATABASE,
-    StoredTable,
-    TableDefinition,
-    TablePath,
-)
+from headrace.tablelayer.model.table.definition import StoredTable, TableDefinition
 from headrace.tablelayer.model.table.evolution import Change
 from headrace.tablelayer.model.table.partitions import Partition
+from headrace.tablelayer.model.table.path import DEFAULT_DATABASE, TablePath
 from headrace.tablelayer.model.types.values import Value
 
 

@@ -51,7 +51,7 @@ from headrace.tablelayer.model.rights import (
     not_granted,
     resource_text,
 )
-from headrace.tablelayer.model.table.definition import TablePath
+from headrace.tablelayer.model.table.path import TablePath
 
 _ANY, _MATCH, _DENY, _ALLOW = 1, 2, 2, 3
 _MECHANISMS: Final = {1: "SCRAM-SHA-256", 2: "SCRAM-SHA-512"}

@@ -16,7 +16,8 @@ from headrace.tablelayer.client.blocking.table import Table
 from headrace.tablelayer.client.blocking.waiting import LoopThread
 from headrace.tablelayer.client.table.table import AsyncTable
 from headrace.tablelayer.client.wire.cluster import Cluster
-from headrace.tablelayer.model.table.definition import StoredTable, TablePath
+from headrace.tablelayer.model.table.definition import StoredTable
+from headrace.tablelayer.model.table.path import TablePath
 
 T = TypeVar("T")
 ResponseT = TypeVar("ResponseT", bound=ApiMessage)

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from headrace.tablelayer.client.blocking.table import Table
     from headrace.tablelayer.client.result import SqlResult
     from headrace.tablelayer.client.write.conform import Data
-    from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+    from headrace.tablelayer.model.table.definition import TableDefinition
+    from headrace.tablelayer.model.table.path import TablePath
 
 ResponseT = TypeVar("ResponseT", bound=ApiMessage)
 

@@ -23,7 +23,8 @@ from headrace.tablelayer.client.table.staging import AsyncStagedWriter
 from headrace.tablelayer.client.table.table import AsyncTable
 from headrace.tablelayer.client.wire.cluster import NotAtOnce
 from headrace.tablelayer.client.wire.direct import DirectCluster, at_once
-from headrace.tablelayer.model.table.definition import StoredTable, TablePath
+from headrace.tablelayer.model.table.definition import StoredTable
+from headrace.tablelayer.model.table.path import TablePath
 
 T = TypeVar("T")
 B = TypeVar("B")

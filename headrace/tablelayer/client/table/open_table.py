@@ -22,7 +22,8 @@ from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.filters.conditions import expression_of
 from headrace.tablelayer.model.filters.filters import FilterLike, encode_filter
 from headrace.tablelayer.model.schema.schema import Column
-from headrace.tablelayer.model.table.definition import StoredTable, TablePath
+from headrace.tablelayer.model.table.definition import StoredTable
+from headrace.tablelayer.model.table.path import TablePath
 
 if TYPE_CHECKING:
     pass

@@ -21,8 +21,9 @@ from headrace.tablelayer.client.table.reads import Reads
 from headrace.tablelayer.client.table.summaries import Summaries
 from headrace.tablelayer.client.table.writes import Writes
 from headrace.tablelayer.client.wire.cluster import Cluster
-from headrace.tablelayer.model.table.definition import StoredTable, TablePath
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.table.partitions import Partition, check_partitioned, spec_texts
+from headrace.tablelayer.model.table.path import TablePath
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -10,7 +10,8 @@ from headrace.tablelayer.client.errors import DataError
 from headrace.tablelayer.client.write.conform import Data, as_rows
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.schema.schema import Column, Schema
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.types.column_types import from_arrow
 
 

@@ -24,7 +24,6 @@ from headrace.tablelayer.model.ddl.clauses import ClauseReader
 from headrace.tablelayer.model.ddl.literals import read_literal
 from headrace.tablelayer.model.ddl.statements import AddPartition, AlterTable, DropPartition, Notice
 from headrace.tablelayer.model.ddl.type_names import read_type
-from headrace.tablelayer.model.table.definition import TablePath
 from headrace.tablelayer.model.table.evolution import (
     FIRST,
     AddColumn,
@@ -35,6 +34,7 @@ from headrace.tablelayer.model.table.evolution import (
     ResetOptions,
     SetOptions,
 )
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.types.column_types import DataType
 from headrace.tablelayer.model.types.values import plain_text
 

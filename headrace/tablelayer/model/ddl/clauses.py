@@ -26,7 +26,7 @@ from headrace.tablelayer.model.schema.schema import (
     check_column_name,
     check_size,
 )
-from headrace.tablelayer.model.table.definition import DEFAULT_DATABASE, TablePath, check_name
+from headrace.tablelayer.model.table.path import DEFAULT_DATABASE, TablePath, check_name
 from headrace.tablelayer.model.types.column_types import DataType
 from headrace.tablelayer.model.types.values import Value, canonical
 

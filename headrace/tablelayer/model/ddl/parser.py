@@ -54,8 +54,9 @@ from headrace.tablelayer.model.errors import TableError
 from headrace.tablelayer.model.options import table_options
 from headrace.tablelayer.model.options.option_types import parse_name_list
 from headrace.tablelayer.model.schema.schema import Column, Schema
-from headrace.tablelayer.model.table.definition import DEFAULT_DATABASE, TableDefinition
+from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.model.table.evolution import Change, ModifyColumn, SetTableComment
+from headrace.tablelayer.model.table.path import DEFAULT_DATABASE
 
 
 def parse(

@@ -21,7 +21,7 @@ from headrace.tablelayer.model.ddl.statements import (
     UseDatabase,
 )
 from headrace.tablelayer.model.errors import TableError
-from headrace.tablelayer.model.table.definition import DEFAULT_DATABASE, TablePath, check_name
+from headrace.tablelayer.model.table.path import DEFAULT_DATABASE, TablePath, check_name
 
 _LENGTH_MAX = 600
 """Maximum length of such a statement, longer than two names can be."""

@@ -21,7 +21,7 @@ from headrace.tablelayer.model.ddl.statements import (
     ShowUsers,
 )
 from headrace.tablelayer.model.rights import OPERATIONS, principal_of
-from headrace.tablelayer.model.table.definition import TablePath
+from headrace.tablelayer.model.table.path import TablePath
 
 
 class RightsReader:

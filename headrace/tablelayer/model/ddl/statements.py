@@ -11,8 +11,9 @@ from headrace.tablelayer.model.ddl.errors import DdlError
 from headrace.tablelayer.model.ddl.query import Select
 from headrace.tablelayer.model.errors import TableError
 from headrace.tablelayer.model.schema.schema import Column
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.model.table.evolution import Change, evolve
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.types.values import Value
 
 LIKE_PARTS = ("CONSTRAINTS", "GENERATED", "METADATA", "OPTIONS", "PARTITIONS")

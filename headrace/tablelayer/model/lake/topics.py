@@ -21,17 +21,15 @@ from uuid import UUID
 
 import msgspec
 
-from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.errors import TableError, invalid_table
 from headrace.tablelayer.model.lake.topic_options import PREFIX, TopicFormat, TopicOptions, read
 from headrace.tablelayer.model.options.table_options import DatalakeFormat, TableOptions, UnknownFields
 from headrace.tablelayer.model.schema.schema import Column
 from headrace.tablelayer.model.table.definition import (
-    DEFAULT_DATABASE,
     PRIMARY_KEY_CONFIG,
     SCHEMA_CONFIG,
     StoredTable,
     TableDefinition,
-    TablePath,
 )
 from headrace.tablelayer.model.table.evolution import (
     AddColumn,
@@ -41,6 +39,7 @@ from headrace.tablelayer.model.table.evolution import (
     evolve,
     widens,
 )
+from headrace.tablelayer.model.table.path import DEFAULT_DATABASE, TablePath
 from headrace.tablelayer.model.topic_config import from_topic_config
 
 DEAD_LETTERS_SUFFIX = "_dead_letters"
@@ -94,21 +93,21 @@ class TopicLake(msgspec.Struct, frozen=True):
         if self.value_format is TopicFormat.RAW:
             for name in (schema, primary_key, unknown_fields):
                 if name in given:
-                    raise _invalid(
+                    raise invalid_table(
                         f"'{name}' = '{given[name]}': '{value_format}' is raw, whose columns are fixed; set it to"
                         " json or debezium-json"
                     )
         if self.value_format is TopicFormat.DEBEZIUM_JSON and not self.primary_key:
-            raise _invalid(
+            raise invalid_table(
                 f"'{value_format}' = 'debezium-json' writes upserts and deletes, which need a primary key: set"
                 f" '{primary_key}'"
             )
         if self.unknown_fields is UnknownFields.ADD:
-            raise _invalid(
+            raise invalid_table(
                 f"'{unknown_fields}' = 'add' is for tables: without '{schema}' every field of a topic becomes a column"
             )
         if self.schema is None and self.unknown_fields is UnknownFields.FAIL:
-            raise _invalid(
+            raise invalid_table(
                 f"'{unknown_fields}' = 'fail' is for topics with '{schema}': without one every field becomes a column"
             )
         if self.schema is not None:
@@ -148,7 +147,7 @@ class TopicLake(msgspec.Struct, frozen=True):
         found = from_topic_config(self.path, partitions, config)
         for column in found.schema.columns:
             if self.primary_key and not column.nullable and column.name not in self.primary_key:
-                raise _invalid(
+                raise invalid_table(
                     f"'{TopicOptions.schema.name}': column '{column.name}' is NOT NULL, but a deleted row has only its"
                     " primary key: leave NOT NULL out"
                 )
@@ -209,15 +208,11 @@ def _lake_path(topic: str, given: str | None) -> TablePath:
             database, dot, table = topic.partition(".")
             path = TablePath(database, table.replace(".", "_")) if dot else TablePath(DEFAULT_DATABASE, topic)
         if path.partition is not None:
-            raise _invalid("a lake table is named database.table")
+            raise invalid_table("a lake table is named database.table")
     except TableError as error:
         name = TopicOptions.table.name
-        raise _invalid(
+        raise invalid_table(
             f"'{name}': topic '{topic}' cannot be lake table '{given or topic}': {error.message}; set '{name}' to"
             " database.table"
         ) from None
     return path
-
-
-def _invalid(message: str) -> TableError:
-    return TableError(TableErrorCode.INVALID_TABLE, message)

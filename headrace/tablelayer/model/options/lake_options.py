@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.errors import invalid_table
 from headrace.tablelayer.model.options.option import Option, OptionType
 from headrace.tablelayer.model.options.option_types import TEXT
 
@@ -61,10 +61,10 @@ def _passed_to_paimon(name: str) -> Option[Any]:
 def _check_passed(name: str, prefix: str, lake: str, all_reserved: tuple[str, ...]) -> None:
     own = name.removeprefix(prefix)
     if not own:
-        raise _invalid(f"option '{name}' does not name an option of {lake}")
+        raise invalid_table(f"option '{name}' does not name an option of {lake}")
     for reserved in all_reserved:
         if own == reserved or (reserved.endswith(".") and own.startswith(reserved)):
-            raise _invalid(f"option '{name}' cannot be given: tiering into {lake} sets it itself")
+            raise invalid_table(f"option '{name}' cannot be given: tiering into {lake} sets it itself")
 
 
 def passed_options(options: Mapping[str, str], prefix: str) -> dict[str, str]:
@@ -77,7 +77,3 @@ def _parse_producer(text: str) -> str:
     if text not in _PAIMON_PRODUCERS:
         raise ValueError(f"must be one of {', '.join(repr(each) for each in _PAIMON_PRODUCERS)}")
     return text
-
-
-def _invalid(message: str) -> TableError:
-    return TableError(TableErrorCode.INVALID_TABLE, message)

@@ -19,7 +19,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, NoReturn
 
-from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.errors import invalid_table
 from headrace.tablelayer.model.options.kafka_formats import (
     DELETED_FIELD,
     JSON_FORMATS,
@@ -627,7 +627,7 @@ def normalize(options: Mapping[str, str], *, is_primary_key_table: bool) -> dict
             continue
         option = find(name)
         if option.primary_key_only and not is_primary_key_table:
-            raise _invalid(f"option '{name}' is for tables with a primary key; this is a log table")
+            raise invalid_table(f"option '{name}' is for tables with a primary key; this is a log table")
         normal[name] = option.value_type.render(parse(name, value))
     if normal.get(TableOptions.datalake_enabled.name) == "true":
         for prefix, lake in (
@@ -643,7 +643,7 @@ def check_texts(options: Mapping[str, Any]) -> None:
     """Raise TableError(INVALID_TABLE) for a value that is not a text."""
     for name, value in options.items():
         if not isinstance(value, str):
-            raise _invalid(f"option '{name}': the value {value!r} must be a text")
+            raise invalid_table(f"option '{name}': the value {value!r} must be a text")
 
 
 def find(name: str) -> Option[Any]:
@@ -656,11 +656,11 @@ def find(name: str) -> Option[Any]:
         return passed
     for prefix, instead in _ONLY_IN_FLUSS:
         if name.startswith(prefix):
-            raise _invalid(f"unknown option '{name}': {instead}")
+            raise invalid_table(f"unknown option '{name}': {instead}")
     known = (*DECLARED, *_OF_STATEMENTS)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'?" if near else f"the options are {', '.join(sorted(known))}"
-    raise _invalid(f"unknown option '{name}'; {hint}")
+    raise invalid_table(f"unknown option '{name}'; {hint}")
 
 
 def complaint(options: Mapping[str, str]) -> str | None:
@@ -686,15 +686,11 @@ def parse(name: str, value: str) -> Any:
     try:
         return find(name).value_type.parse(value)
     except ValueError as error:
-        raise _invalid(f"option '{name}' = '{value}': {error}") from error
+        raise invalid_table(f"option '{name}' = '{value}': {error}") from error
 
 
 def parse_bucket_count(text: str) -> int:
     """Return the value of `bucket.num`. Raises TableError(INVALID_TABLE) if it is not a whole number."""
     if not re.fullmatch(r"\s*[0-9]{1,9}\s*", text):
-        raise _invalid(f"option '{BUCKET_COUNT}' = '{text}': the value must be a whole number")
+        raise invalid_table(f"option '{BUCKET_COUNT}' = '{text}': the value must be a whole number")
     return int(text)
-
-
-def _invalid(message: str) -> TableError:
-    return TableError(TableErrorCode.INVALID_TABLE, message)

@@ -14,7 +14,7 @@ from enum import StrEnum
 
 import msgspec
 
-from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.errors import invalid_table
 from headrace.tablelayer.model.types.column_types import (
     NUMERIC_KINDS,
     TEXT_KINDS,
@@ -91,7 +91,7 @@ def parse_options(options: Mapping[str, str]) -> dict[str, Aggregate]:
             functions[column] = function
     for column, (name, function, _) in delimiters.items():
         if functions.get(column) is not function:
-            raise _invalid(
+            raise invalid_table(
                 f"option '{name}': the column's function is {_named(functions.get(column))}, not {function}; "
                 f"also set '{OPTION_PREFIX}{column}{_FUNCTION_SUFFIX}' = '{function}'"
             )
@@ -110,7 +110,7 @@ def parse_option(name: str, value: str) -> tuple[str, AggregateFunction]:
         column, _, function = rest.removesuffix(_DELIMITER_SUFFIX).rpartition(".")
         if column and function in JOINING:
             return column, AggregateFunction(function)
-    raise _invalid(
+    raise invalid_table(
         f"unknown option '{name}': aggregation is written '{OPTION_PREFIX}<column>{_FUNCTION_SUFFIX}' = "
         f"'<function>', and '{OPTION_PREFIX}<column>.listagg{_DELIMITER_SUFFIX}' = '<text>'"
     )
@@ -121,7 +121,7 @@ def check_type(column: str, aggregate: Aggregate, data_type: DataType) -> None:
     types = _TYPES.get(aggregate.function)
     if types is not None and data_type.kind not in types:
         words = ", ".join(kind.value for kind in TypeKind if kind in types)
-        raise _invalid(
+        raise invalid_table(
             f"column '{column}': {aggregate.function} does not accept {data_type}; it accepts {words}"
         )
 
@@ -140,12 +140,8 @@ def _function(name: str, value: str) -> AggregateFunction:
         return AggregateFunction(word)
     near = difflib.get_close_matches(word, [each.value for each in AggregateFunction], n=1)
     hint = f"did you mean '{near[0]}'?" if near else "the functions are " + ", ".join(AggregateFunction)
-    raise _invalid(f"option '{name}' = '{value}': this function does not exist; {hint}")
+    raise invalid_table(f"option '{name}' = '{value}': this function does not exist; {hint}")
 
 
 def _named(function: AggregateFunction | None) -> str:
     return f"the default ({DEFAULT_FUNCTION})" if function is None else function.value
-
-
-def _invalid(message: str) -> TableError:
-    return TableError(TableErrorCode.INVALID_TABLE, message)

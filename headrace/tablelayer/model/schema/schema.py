@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from headrace.protocol.loading.lazy import lazy_module
-from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.errors import TableError, TableErrorCode, invalid_table
 from headrace.tablelayer.model.schema.aggregates import (
     DEFAULT_DELIMITER,
     JOINING,
@@ -280,30 +280,26 @@ def _scalar(text: str | None, data_type: DataType) -> pa.Scalar:
     return pa.scalar(None, data_type.arrow()) if text is None else scalar(text, data_type)
 
 
-def _invalid(message: str) -> TableError:
-    return TableError(TableErrorCode.INVALID_TABLE, message)
-
-
 def _validate(schema: Schema) -> None:
     if not 0 <= schema.schema_id <= MAX_SCHEMA_ID:
-        raise _invalid(f"schema id {schema.schema_id} is not between 0 and {MAX_SCHEMA_ID}")
+        raise invalid_table(f"schema id {schema.schema_id} is not between 0 and {MAX_SCHEMA_ID}")
     if not schema.columns:
-        raise _invalid("a table needs at least one column")
+        raise invalid_table("a table needs at least one column")
     check_size(len(schema.columns), sum(1 + column.type.field_count for column in schema.columns))
     names: set[str] = set()
     ids: set[int] = set()
     for column in schema.columns:
         check_column_name(column.name)
         if column.name in names:
-            raise _invalid(f"column '{column.name}' is given twice")
+            raise invalid_table(f"column '{column.name}' is given twice")
         if column.id in ids or not 0 <= column.id < 2**31:
-            raise _invalid(f"column '{column.name}': id {column.id} is taken or out of range")
+            raise invalid_table(f"column '{column.name}': id {column.id} is taken or out of range")
         for text in (column.default, column.initial):
             if text is not None:
                 try:
                     scalar(text, column.type)
                 except ValueError as error:
-                    raise _invalid(f"invalid default of column '{column.name}': {error}") from None
+                    raise invalid_table(f"invalid default of column '{column.name}': {error}") from None
         names.add(column.name)
         ids.add(column.id)
     nullable = {column.name: column.nullable for column in schema.columns}
@@ -311,26 +307,26 @@ def _validate(schema: Schema) -> None:
     seen: set[str] = set()
     for name in schema.primary_key:
         if name in nested:
-            raise _invalid(f"primary key column '{name}' is nested: {NO_NESTED_KEY}")
+            raise invalid_table(f"primary key column '{name}' is nested: {NO_NESTED_KEY}")
         if name not in nullable:
-            raise _invalid(f"primary key column '{name}' is not a column of the table")
+            raise invalid_table(f"primary key column '{name}' is not a column of the table")
         if name in seen:
-            raise _invalid(f"column '{name}' occurs twice in the primary key")
+            raise invalid_table(f"column '{name}' occurs twice in the primary key")
         seen.add(name)
         if nullable[name]:
-            raise _invalid(f"primary key column '{name}' must be NOT NULL")
+            raise invalid_table(f"primary key column '{name}' must be NOT NULL")
 
 
 def check_size(column_count: int, field_count: int) -> None:
     """Raise TableError(INVALID_TABLE) for too many columns, or too many columns and types inside of them."""
     if column_count > MAX_COLUMNS:
-        raise _invalid(f"a table can have at most {MAX_COLUMNS} columns")
+        raise invalid_table(f"a table can have at most {MAX_COLUMNS} columns")
     if field_count > MAX_SCHEMA_FIELDS:
-        raise _invalid(f"a table can have at most {MAX_SCHEMA_FIELDS} columns and fields inside of them")
+        raise invalid_table(f"a table can have at most {MAX_SCHEMA_FIELDS} columns and fields inside of them")
 
 
 def check_column_name(name: str) -> None:
     """Raise TableError(INVALID_TABLE) unless a user's column may have this name."""
     if name in RESERVED_COLUMNS:
-        raise _invalid(f"column name '{name}' is reserved")
+        raise invalid_table(f"column name '{name}' is reserved")
     check_name(name, "column")

@@ -1,4 +1,4 @@
-"""Tables: their paths and definitions, and the form of a definition in its topic's configuration.
+"""Definitions of tables, and the form of a definition in its topic's configuration.
 
 A `TableDefinition` is always valid: its constructor checks names, keys and options (semantics R5, R6, R16) and makes
 options canonical. It is immutable: a changed table has a new definition (`evolution.py`), whose `history` holds every
@@ -10,41 +10,31 @@ earlier schema. A definition has two external forms. JSON is sent to clients and
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 from uuid import UUID
 
-from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.errors import invalid_table
 from headrace.tablelayer.model.options import table_options
-from headrace.tablelayer.model.options.kafka_formats import KafkaValueFormat
-from headrace.tablelayer.model.options.lake_options import ICEBERG_PREFIX, PAIMON_PREFIX
 from headrace.tablelayer.model.options.option_types import parse_name_list
 from headrace.tablelayer.model.options.table_options import (
-    ChangelogImage,
     DatalakeFormat,
-    DeleteBehavior,
     MergeEngine,
     TableOptions,
     effective_options,
 )
 from headrace.tablelayer.model.rows.versions import SchemaVersions
-from headrace.tablelayer.model.schema.aggregates import (
-    Aggregate,
-    check_type,
-    is_aggregate_option,
-    parse_options,
-)
+from headrace.tablelayer.model.schema.aggregates import Aggregate, is_aggregate_option, parse_options
 from headrace.tablelayer.model.schema.schema import NO_NESTED_KEY, Column, Schema
 from headrace.tablelayer.model.strict_json import loads, whole_number
+from headrace.tablelayer.model.table.option_checks import check_iceberg_bucket_key, check_options
 from headrace.tablelayer.model.table.partition_keys import (
     check_auto_partition,
     check_partition_keys,
-    check_partition_name,
     values_of,
 )
-from headrace.tablelayer.model.types.column_types import FLOAT_KINDS, TIMESTAMP_KINDS, TypeKind
+from headrace.tablelayer.model.table.path import TablePath
 
 SCHEMA_CONFIG = "table.schema"
 HISTORY_CONFIG = "table.schema.history"
@@ -62,70 +52,7 @@ DEFINITION_CONFIGS = (
     PARTITIONED_BY_CONFIG,
     PARTITION_OF_CONFIG,
 )
-
-DEFAULT_DATABASE = "default"
-MAX_NAME_LENGTH = 200  # Fluss's
-MAX_TOPIC_LENGTH = 249  # Kafka's limit on topic names
-
-_NAME = re.compile(r"[A-Za-z0-9_-]+")
 RETENTION_CONFIG = "retention.ms"
-
-
-def check_name(kind: str, name: str) -> None:
-    """Raise TableError(INVALID_TABLE) unless `name` may name a database or a table; `kind` is the word in the error."""
-    if not _NAME.fullmatch(name) or len(name) > MAX_NAME_LENGTH:
-        raise _invalid(f"{kind} name '{name}': use 1 to {MAX_NAME_LENGTH} of the characters A-Z a-z 0-9 _ -")
-    if name.startswith("__"):
-        raise _invalid(f"{kind} name '{name}': names that begin with '__' are reserved")
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class TablePath:
-    """Database and table name. The table's topic is `database.table`.
-
-    A partition of a table is addressed like a table with the name `table.partition`: its topic is
-    `database.table.partition`.
-    """
-
-    database: str
-    table: str
-    topic: str = field(init=False, repr=False, compare=False)
-    """Name of the table's topic."""
-    partition: str | None = field(init=False, repr=False, compare=False)
-    """Name of the partition; None for a table."""
-
-    def __post_init__(self) -> None:
-        check_name("database", self.database)
-        name, dot, partition = self.table.partition(".")
-        check_name("table", name)
-        if dot:
-            check_partition_name(partition)
-        object.__setattr__(self, "topic", f"{self.database}.{self.table}")
-        object.__setattr__(self, "partition", partition or None)
-        if len(self.topic) > MAX_TOPIC_LENGTH:
-            raise _invalid(f"'{self.topic}' is longer than {MAX_TOPIC_LENGTH} characters, a topic's limit")
-
-    def __str__(self) -> str:
-        return self.topic
-
-    @property
-    def whole(self) -> TablePath:
-        """The table of a partition; a table's own path."""
-        name, dot, _ = self.table.partition(".")
-        return TablePath(self.database, name) if dot else self
-
-    def of_partition(self, name: str) -> TablePath:
-        """Return the path of one of this table's partitions. Raises TableError(INVALID_TABLE)."""
-        return TablePath(self.database, f"{self.table}.{name}")
-
-    @classmethod
-    def parse(cls, text: str, default_database: str = DEFAULT_DATABASE) -> TablePath:
-        """Return the path written `db.t`, or `t` in the default database, or `db.t.partition`.
-
-        Raises TableError(INVALID_TABLE).
-        """
-        database, dot, table = text.partition(".")
-        return cls(database, table) if dot else cls(default_database, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +233,7 @@ class TableDefinition:
             history = value.get("history")
             partition_keys = tuple(str(name) for name in value.get("partition_keys", ()))
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise _invalid(f"this is not a table definition in JSON: {error!r}") from error
+            raise invalid_table(f"this is not a table definition in JSON: {error!r}") from error
         definition = TableDefinition(
             path=path,
             schema=Schema.from_dict(schema),
@@ -407,17 +334,14 @@ def history_from_dict(value: Any) -> tuple[Schema, ...]:
             for version in value["versions"]
         )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise _invalid(f"this is not a history of schemas in JSON: {error!r}") from error
-
-
-_NO_ICEBERG_BUCKETS = FLOAT_KINDS | {TypeKind.BOOLEAN}
+        raise invalid_table(f"this is not a history of schemas in JSON: {error!r}") from error
 
 
 def _check_path(path: TablePath, partition_keys: Sequence[str]) -> None:
     name = path.partition
     if name is not None and len(values_of(name)) != len(partition_keys):
         by = ", ".join(partition_keys)
-        raise _invalid(
+        raise invalid_table(
             f"'{path}' cannot name a table: write 'database.table'"
             if not by
             else f"'{path}' is not a partition of a table that is partitioned by ({by})"
@@ -427,89 +351,45 @@ def _check_path(path: TablePath, partition_keys: Sequence[str]) -> None:
 def _validate(definition: TableDefinition) -> None:
     _check_path(definition.path, definition.partition_keys)
     if not 1 <= definition.bucket_count <= table_options.MAX_BUCKET_COUNT:
-        raise _invalid(
+        raise invalid_table(
             f"table {definition.path}: the number of buckets is {definition.bucket_count}; it must be between 1 and "
             f"{table_options.MAX_BUCKET_COUNT}"
         )
     schema, bucket_key = definition.schema, definition.bucket_key
     ids = [each.schema_id for each in (*definition.history, schema)]
     if ids != sorted(set(ids)):
-        raise _invalid(f"table {definition.path}: its schemas have the ids {ids}, which do not ascend")
+        raise invalid_table(f"table {definition.path}: its schemas have the ids {ids}, which do not ascend")
     for position, name in enumerate(bucket_key):
         if name not in schema:
-            raise _invalid(f"bucket key column '{name}' is not a column of table {definition.path}")
+            raise invalid_table(f"bucket key column '{name}' is not a column of table {definition.path}")
         if name in bucket_key[:position]:
-            raise _invalid(f"column '{name}' occurs twice in the bucket key of table {definition.path}")
+            raise invalid_table(f"column '{name}' occurs twice in the bucket key of table {definition.path}")
         if schema.column(name).type.is_nested:
-            raise _invalid(
+            raise invalid_table(
                 f"bucket key column '{name}' of table {definition.path} is nested: {NO_NESTED_KEY}"
             )
         if schema.primary_key and name not in schema.primary_key:
-            raise _invalid(
+            raise invalid_table(
                 f"bucket key column '{name}' is not in the primary key ({', '.join(schema.primary_key)})"
             )
     declared = table_options.DECLARED
     unused = [name for name in definition.options if name in declared and declared[name].partitioned_only]
     if unused and not definition.partition_keys:
-        raise _invalid(f"option '{unused[0]}' is for tables with PARTITIONED BY; {definition.path} has none")
+        raise invalid_table(
+            f"option '{unused[0]}' is for tables with PARTITIONED BY; {definition.path} has none"
+        )
     check_partition_keys(str(definition.path), schema, definition.partition_keys, bucket_key)
     check_auto_partition(str(definition.path), schema, definition.partition_keys, definition.settings)
-    wrong = table_options.complaint(definition.options)
-    if wrong is not None:
-        raise _invalid(wrong)
-    if definition.settings.kafka_value_format is KafkaValueFormat.AVRO:
-        from headrace.tablelayer.model.avro.schema import complaint_about
-
-        wrong = complaint_about(schema.columns)
-        if wrong is not None:
-            raise _invalid(f"table {definition.path} cannot have Avro values: {wrong}")
-    times = [name for name in definition.settings.processing_times if name in schema]
-    if times:
-        raise _invalid(
-            f"option '{TableOptions.processing_times.name}': '{times[0]}' is a column of table {definition.path}"
-        )
-    _check_row_ttl(definition)
-    _check_merge_engine(definition)
-    _check_statistics(definition)
-    _check_time_units(definition)
-    _check_auto_increment(definition)
-    if definition.settings.datalake_enabled:
-        _check_lake_names(definition)
-    for prefix, lake in (
-        (PAIMON_PREFIX, DatalakeFormat.PAIMON),
-        (ICEBERG_PREFIX, DatalakeFormat.ICEBERG),
-    ):
-        passed = [name for name in definition.options if name.startswith(prefix)]
-        if passed and definition.bucket_format is not lake:
-            raise _invalid(
-                f"table {definition.path}: option '{passed[0]}' is for tables with"
-                f" '{TableOptions.datalake_format.name}' = '{lake.value}'"
-            )
+    check_options(definition.path, schema, definition.options, definition.settings)
     if definition.bucket_format is DatalakeFormat.ICEBERG and definition.bucket_count > 1 and bucket_key:
-        if len(bucket_key) != 1:
-            raise _invalid(
-                f"table {definition.path}: Iceberg's buckets use one column, but the bucket key is "
-                f"({', '.join(bucket_key)}); choose one, such as 'bucket.key' = '{bucket_key[0]}', "
-                f"set 'bucket.num' = '1', or choose Paimon, whose buckets use all of them: {_PAIMON_CHOSEN}"
-            )
-        column = schema.column(bucket_key[0])
-        if column.type.kind in _NO_ICEBERG_BUCKETS:
-            raise _invalid(
-                f"bucket key column '{column.name}': Iceberg has no bucket function for {column.type}; choose another"
-                f" column, set 'bucket.num' = '1', or choose Paimon: {_PAIMON_CHOSEN}"
-            )
-
-
-_PAIMON_CHOSEN = f"'{TableOptions.datalake_format.name}' = '{DatalakeFormat.PAIMON.value}'"
-_VERSION_KINDS = TIMESTAMP_KINDS | {TypeKind.INT, TypeKind.BIGINT}
-_AUTO_INCREMENT_KINDS = frozenset({TypeKind.INT, TypeKind.BIGINT})
+        check_iceberg_bucket_key(definition.path, schema, bucket_key)
 
 
 def with_aggregates(schema: Schema, functions: Mapping[str, Aggregate]) -> Schema:
     """Return the schema with these functions at its columns. Raises TableError(INVALID_TABLE) for unknown columns."""
     for name in functions:
         if name not in schema:
-            raise _invalid(
+            raise invalid_table(
                 f"option 'fields.{name}.agg': there is no column '{name}'; columns: {', '.join(schema.names)}"
             )
     columns = [
@@ -517,149 +397,3 @@ def with_aggregates(schema: Schema, functions: Mapping[str, Aggregate]) -> Schem
         for column in schema.columns
     ]
     return replace(schema, columns=tuple(columns))
-
-
-def _check_merge_engine(definition: TableDefinition) -> None:
-    """Check the merge engine: R5, R8, R9.3, R9.4."""
-    settings, schema = definition.settings, definition.schema
-    engine = settings.merge_engine
-    for column in schema.columns:
-        if column.aggregate is None:
-            continue
-        if engine is not MergeEngine.AGGREGATION:
-            raise _invalid(
-                f"column '{column.name}' has the function {column.aggregate.function}, but table {definition.path} "
-                f"does not aggregate: set '{TableOptions.merge_engine.name}' = '{MergeEngine.AGGREGATION}'"
-            )
-        if column.name in schema.primary_key:
-            raise _invalid(f"key column '{column.name}' cannot have a function: {column.aggregate.function}")
-        check_type(column.name, column.aggregate, column.type)
-    if engine is MergeEngine.AGGREGATION and settings.changelog_image is ChangelogImage.WAL:
-        raise _invalid(
-            f"table {definition.path}: an aggregation needs the full changelog; "
-            f"leave out '{TableOptions.changelog_image.name}' = 'WAL'"
-        )
-    if (
-        engine in (MergeEngine.FIRST_ROW, MergeEngine.VERSIONED)
-        and settings.delete_behavior is DeleteBehavior.ALLOW
-    ):
-        raise _invalid(
-            f"table {definition.path}: the merge engine '{engine}' has no deletes; "
-            f"'{TableOptions.delete_behavior.name}' can be 'IGNORE' or 'DISABLE'"
-        )
-    name = settings.version_column
-    if (name is not None) != (engine is MergeEngine.VERSIONED):
-        raise _invalid(
-            f"option '{TableOptions.version_column.name}' "
-            + ("must be given with" if name is None else "is for")
-            + f" '{TableOptions.merge_engine.name}' = '{MergeEngine.VERSIONED}'"
-        )
-    if name is not None:
-        if name not in schema:
-            raise _invalid(
-                f"option '{TableOptions.version_column.name}': there is no column '{name}'; "
-                f"columns: {', '.join(schema.names)}"
-            )
-        if schema.column(name).type.kind not in _VERSION_KINDS:
-            raise _invalid(
-                f"version column '{name}' is {schema.column(name).type}; "
-                "it must be INT, BIGINT, TIMESTAMP or TIMESTAMP_LTZ"
-            )
-
-
-def _check_auto_increment(definition: TableDefinition) -> None:
-    """Check the auto-increment column: R10."""
-    settings, schema = definition.settings, definition.schema
-    name = settings.auto_increment_column
-    if name is None:
-        if TableOptions.auto_increment_cache.name in definition.options:
-            raise _invalid(
-                f"option '{TableOptions.auto_increment_cache.name}' needs '{TableOptions.auto_increment_column.name}', "
-                "the column to number"
-            )
-        return
-    option = f"option '{TableOptions.auto_increment_column.name}' = '{name}'"
-    if name not in schema:
-        raise _invalid(f"{option}: there is no such column; columns: {', '.join(schema.names)}")
-    column = schema.column(name)
-    if name in schema.primary_key:
-        raise _invalid(f"{option}: a key column cannot be numbered by the server")
-    if column.type.kind not in _AUTO_INCREMENT_KINDS:
-        raise _invalid(f"{option}: the column is {column.type}; it must be INT or BIGINT")
-    if not column.nullable:
-        raise _invalid(
-            f"{option}: leave out NOT NULL, since writers leave the column out; the server still numbers every row"
-        )
-    if column.aggregate is not None or column.default is not None or name == settings.version_column:
-        raise _invalid(f"{option}: the column cannot be a version, have a function or a default")
-
-
-def _check_statistics(definition: TableDefinition) -> None:
-    names = definition.settings.statistics_columns or ()
-    unknown = [name for name in names if name not in definition.schema and names != ("*",)]
-    if unknown:
-        raise _invalid(
-            f"option '{TableOptions.statistics_columns.name}': there is no column '{unknown[0]}'; "
-            f"columns: {', '.join(definition.schema.names)}"
-        )
-    nested = [name for name in names if name != "*" and definition.schema.column(name).type.is_nested]
-    if nested:
-        raise _invalid(
-            f"option '{TableOptions.statistics_columns.name}': column '{nested[0]}' is nested, and has no statistics"
-        )
-
-
-def _check_time_units(definition: TableDefinition) -> None:
-    option = TableOptions.debezium_units.name
-    for name, unit in definition.settings.debezium_units.items():
-        if name not in definition.schema:
-            columns = ", ".join(definition.schema.names)
-            raise _invalid(f"option '{option}': there is no column '{name}'; columns: {columns}")
-        data_type = definition.schema.column(name).type
-        if data_type.is_nested:
-            continue  # the unit applies to the values inside
-        if data_type.kind not in TIMESTAMP_KINDS | {TypeKind.DATE, TypeKind.TIME}:
-            raise _invalid(
-                f"option '{option}': column '{name}' is {data_type}, which is not a date or time type"
-            )
-        if data_type.kind is TypeKind.TIME and unit == "d":
-            raise _invalid(f"option '{option}': column '{name}' is {data_type}, which cannot hold days")
-
-
-_TTL_KINDS = TIMESTAMP_KINDS | {TypeKind.BIGINT}
-
-
-def _check_row_ttl(definition: TableDefinition) -> None:
-    """Check row expiry: the time column exists and can hold a row's time."""
-    settings, schema = definition.settings, definition.schema
-    name = settings.kv_ttl_time_column
-    if settings.kv_ttl_ms is None and name is not None:
-        raise _invalid(
-            f"option '{TableOptions.kv_ttl_time_column.name}' needs '{TableOptions.kv_ttl_ms.name}', "
-            "the lifetime of a row"
-        )
-    if name is None:
-        return
-    option = f"option '{TableOptions.kv_ttl_time_column.name}' = '{name}'"
-    if name not in schema:
-        raise _invalid(f"{option}: there is no such column; columns: {', '.join(schema.names)}")
-    column = schema.column(name)
-    if column.type.kind not in _TTL_KINDS:
-        raise _invalid(
-            f"{option}: the column is {column.type}; it must be BIGINT (milliseconds), TIMESTAMP or TIMESTAMP_LTZ"
-        )
-
-
-def _check_lake_names(definition: TableDefinition) -> None:
-    seen: dict[str, str] = {}
-    for name in definition.schema.names:
-        other = seen.setdefault(name.lower(), name)
-        if other != name:
-            raise _invalid(
-                f"table {definition.path}: columns '{other}' and '{name}' differ only by case; "
-                "a lake table cannot tell them apart"
-            )
-
-
-def _invalid(message: str) -> TableError:
-    return TableError(TableErrorCode.INVALID_TABLE, message)

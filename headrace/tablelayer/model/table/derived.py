@@ -15,14 +15,15 @@ from typing import Any
 
 import msgspec
 
-from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.errors import TableError, invalid_table
 from headrace.tablelayer.model.json import connect_schema
 from headrace.tablelayer.model.json.connect_schema import DECIMAL, MONGO_ID, VARIABLE_DECIMAL, ConnectSchema
 from headrace.tablelayer.model.options.kafka_formats import DELETED_FIELD, KafkaValueFormat
 from headrace.tablelayer.model.options.table_options import TableOptions
 from headrace.tablelayer.model.schema.schema import Column, Schema, check_column_name
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.model.table.evolution import AddColumn
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.types import column_types as types
 from headrace.tablelayer.model.types.column_types import TIMESTAMP_KINDS, DataType, TypeKind
 
@@ -86,7 +87,7 @@ def derive(path: TablePath, samples: Sequence[Sample], primary_key: Sequence[str
     """
     rows = [each for each in map(_row, samples) if each is not None]
     if not rows:
-        raise _invalid(
+        raise invalid_table(
             "none of its records has a row in JSON: an object, or an envelope of Debezium's or Connect's"
         )
     newest, found = rows[-1], _fields(rows, _guessed_type)
@@ -96,7 +97,7 @@ def derive(path: TablePath, samples: Sequence[Sample], primary_key: Sequence[str
     known = [name for name, _, _ in found]
     missing = [name for name in keys if name not in known]
     if missing:
-        raise _invalid(
+        raise invalid_table(
             f"its rows have no field '{missing[0]}' for the primary key; their fields are {', '.join(known)}"
         )
     columns = [
@@ -313,7 +314,3 @@ def _json(data: bytes | None) -> Any:
         return None if data is None else msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-
-
-def _invalid(message: str) -> TableError:
-    return TableError(TableErrorCode.INVALID_TABLE, message)

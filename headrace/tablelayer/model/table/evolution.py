@@ -23,7 +23,7 @@ from typing import Any, Final, Generic, TypeVar, assert_never
 import msgspec
 from msgspec.structs import fields
 
-from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.errors import TableError, TableErrorCode, invalid_table
 from headrace.tablelayer.model.options import table_options
 from headrace.tablelayer.model.options.option_types import parse_name_list
 from headrace.tablelayer.model.options.table_options import TableOptions
@@ -136,10 +136,10 @@ def changes_from_json(text: str) -> tuple[Change, ...]:
     try:
         listed = loads(text)
         if len(listed) > MAX_CHANGES:
-            raise _invalid(f"one statement has {len(listed)} changes; the limit is {MAX_CHANGES}")
+            raise invalid_table(f"one statement has {len(listed)} changes; the limit is {MAX_CHANGES}")
         return tuple(_change_from_dict(dict(entry)) for entry in listed)
     except (KeyError, TypeError, ValueError, RecursionError, msgspec.ValidationError) as error:
-        raise _invalid(f"this is not a list of changes in JSON: {error!r}") from error
+        raise invalid_table(f"this is not a list of changes in JSON: {error!r}") from error
 
 
 def _change_from_dict(entry: dict[str, Any]) -> Change:
@@ -238,7 +238,7 @@ class _Work(Generic[Definition]):
                 for name in change.names:
                     self.check_alterable(name)
                     if is_aggregate_option(name):
-                        raise _invalid(f"option '{name}': a column keeps its function")
+                        raise invalid_table(f"option '{name}': a column keeps its function")
                     if table_options.is_table_option(name):
                         table_options.find(name)
                     self.options.pop(name, None)
@@ -254,14 +254,14 @@ class _Work(Generic[Definition]):
             position = self.position(name)
             column = self.columns[position]
             if column.id < self.first_new_id and column.aggregate != function:
-                raise _invalid(
+                raise invalid_table(
                     f"column '{name}' of table {old.path} keeps its function: rows were merged with it"
                 )
             self.columns[position] = replace(column, aggregate=function)
         columns, primary_key = tuple(self.columns), tuple(self.primary_key)
         if (columns, primary_key) != (schema.columns, schema.primary_key):
             if schema.schema_id >= MAX_SCHEMA_ID:
-                raise _invalid(f"table {old.path} has had {MAX_SCHEMA_ID} schemas, which is the maximum")
+                raise invalid_table(f"table {old.path} has had {MAX_SCHEMA_ID} schemas, which is the maximum")
             history = (*history, schema)
             schema = Schema(schema.schema_id + 1, columns, primary_key)
         options = dict(self.options)
@@ -283,7 +283,7 @@ class _Work(Generic[Definition]):
             if column.name == name:
                 return position
         names = ", ".join(column.name for column in self.columns)
-        raise _invalid(f"table {self.definition.path} has no column '{name}'; its columns are {names}")
+        raise invalid_table(f"table {self.definition.path} has no column '{name}'; its columns are {names}")
 
     def has(self, name: str) -> bool:
         return any(column.name == name for column in self.columns)
@@ -300,9 +300,9 @@ class _Work(Generic[Definition]):
         if self.has(change.name):
             if change.if_not_exists:
                 return
-            raise _invalid(f"table {self.definition.path} already has a column '{change.name}'")
+            raise invalid_table(f"table {self.definition.path} already has a column '{change.name}'")
         if not change.nullable and change.default is None:
-            raise _invalid(
+            raise invalid_table(
                 f"column '{change.name}' is NOT NULL: existing rows need a value for it; give it a DEFAULT"
             )
         default = None if change.default is None else _default(change.name, change.default, change.type)
@@ -324,11 +324,11 @@ class _Work(Generic[Definition]):
         position = self.position(change.name)
         user = self.user_of(change.name)
         if user is not None:
-            raise _invalid(
+            raise invalid_table(
                 f"column '{change.name}' of table {self.definition.path} {user}: it cannot be dropped"
             )
         if len(self.columns) == 1:
-            raise _invalid(f"column '{change.name}' is the only one of table {self.definition.path}")
+            raise invalid_table(f"column '{change.name}' is the only one of table {self.definition.path}")
         del self.columns[position]
 
     def user_of(self, name: str) -> str | None:
@@ -349,7 +349,7 @@ class _Work(Generic[Definition]):
         if old == new:
             return
         if self.has(new):
-            raise _invalid(f"table {self.definition.path} already has a column '{new}'")
+            raise invalid_table(f"table {self.definition.path} already has a column '{new}'")
         self.columns[position] = replace(self.columns[position], name=new)
         self.primary_key = [new if name == old else name for name in self.primary_key]
         self.bucket_key = [new if name == old else name for name in self.bucket_key]
@@ -364,11 +364,11 @@ class _Work(Generic[Definition]):
             column = self.widen(column, change.type)
         if change.nullable is not None and change.nullable != column.nullable:
             if not change.nullable:
-                raise _invalid(
+                raise invalid_table(
                     f"column '{column.name}' cannot become NOT NULL: there may be rows without a value"
                 )
             if column.name in self.primary_key:
-                raise _invalid(f"column '{column.name}' is in the primary key, which is never null")
+                raise invalid_table(f"column '{column.name}' is in the primary key, which is never null")
             column = replace(column, nullable=True)
         if change.comment is not None:
             column = replace(column, comment=change.comment or None)
@@ -379,18 +379,18 @@ class _Work(Generic[Definition]):
         if change.after is None:
             self.columns.insert(position, column)
         elif change.after == column.name:
-            raise _invalid(f"column '{column.name}' cannot be placed after itself")
+            raise invalid_table(f"column '{column.name}' cannot be placed after itself")
         else:
             self.place(column, change.after)
 
     def widen(self, column: Column, new: DataType) -> Column:
         if column.type.is_nested:
-            raise _invalid(
+            raise invalid_table(
                 f"column '{column.name}' is {column.type} and cannot become {new}: the types inside of a nested type "
                 "cannot change; add a column of the new type"
             )
         if not widens(column.type, new):
-            raise _invalid(
+            raise invalid_table(
                 f"column '{column.name}' is {column.type} and cannot become {new}: "
                 f"types that can hold every value: {_wider_types(column.type)}"
             )
@@ -400,7 +400,7 @@ class _Work(Generic[Definition]):
             ("partition", self.partition_keys),
         ):
             if column.name in names:
-                raise _invalid(
+                raise invalid_table(
                     f"column '{column.name}' is in the {what} key: its bytes decide where rows are, so its type "
                     "is fixed"
                 )
@@ -415,13 +415,13 @@ class _Work(Generic[Definition]):
     def check_alterable(self, name: str) -> None:
         path = self.definition.path
         if name == table_options.BUCKET_COUNT:
-            raise _invalid(
+            raise invalid_table(
                 f"the number of buckets of table {path} is fixed: it decides where rows are. Copy the table:"
                 f" CREATE TABLE copy WITH ('{name}' = '8') LIKE {path.table}; INSERT INTO copy SELECT * FROM"
                 f" {path.table}"
             )
         if name == table_options.BUCKET_KEY:
-            raise _invalid(f"the bucket key of table {path} is fixed: it decides where rows are")
+            raise invalid_table(f"the bucket key of table {path} is fixed: it decides where rows are")
 
 
 def check_successor(before: TableDefinition, after: TableDefinition) -> None:
@@ -443,14 +443,14 @@ def check_successor(before: TableDefinition, after: TableDefinition) -> None:
             column.name: new_names[column.id] for column in before.schema.columns if column.id in new_names
         }
     if after.partition_keys != tuple(renames.get(name, name) for name in before.partition_keys):
-        raise _invalid(f"the partition columns of table {path} are fixed: they decide where rows are")
+        raise invalid_table(f"the partition columns of table {path} are fixed: they decide where rows are")
     if after.bucket_key != tuple(renames.get(name, name) for name in before.bucket_key):
-        raise _invalid(f"the bucket key of table {path} is fixed: it decides where rows are")
+        raise invalid_table(f"the bucket key of table {path} is fixed: it decides where rows are")
     for name in sorted({*before.options, *after.options}):
         _check_option(before, after, name, renames)
     wrong = lake_complaint(after)
     if wrong is not None and lake_complaint(before) is None:
-        raise _invalid(wrong)
+        raise invalid_table(wrong)
 
 
 def _check_columns(before: TableDefinition, schema: Schema) -> None:
@@ -458,29 +458,29 @@ def _check_columns(before: TableDefinition, schema: Schema) -> None:
     used = {column.id for each in before.versions.schemas for column in each.columns}
     keys = [column.id for column in before.schema.key_columns]
     if schema.schema_id != before.schema.schema_id + 1:
-        raise _invalid(f"the schema after {before.schema.schema_id} has id {schema.schema_id}")
+        raise invalid_table(f"the schema after {before.schema.schema_id} has id {schema.schema_id}")
     if [column.id for column in schema.key_columns] != keys:
-        raise _invalid(f"the primary key of table {before.path} is fixed")
+        raise invalid_table(f"the primary key of table {before.path} is fixed")
     placing = (*before.bucket_key, *before.partition_keys)
     placed = {*keys, *(before.schema.column(name).id for name in placing)}
     missing = placed - {column.id for column in schema.columns}
     if missing:
-        raise _invalid(
+        raise invalid_table(
             f"table {before.path}: columns of the primary key or bucket key, and partition columns, cannot be dropped"
         )
     for column in schema.columns:
         known = old.get(column.id)
         if known is None:
             if column.id in used:
-                raise _invalid(f"column '{column.name}': id {column.id} belonged to another column")
+                raise invalid_table(f"column '{column.name}': id {column.id} belonged to another column")
             if not column.nullable and column.initial is None:
-                raise _invalid(f"column '{column.name}' is new and NOT NULL: it needs a default")
+                raise invalid_table(f"column '{column.name}' is new and NOT NULL: it needs a default")
         elif known.type != column.type and (column.id in placed or not widens(known.type, column.type)):
-            raise _invalid(f"column '{column.name}' is {known.type} and cannot become {column.type}")
+            raise invalid_table(f"column '{column.name}' is {known.type} and cannot become {column.type}")
         elif known.aggregate != column.aggregate:
-            raise _invalid(f"column '{column.name}' keeps its function: rows were merged with it")
+            raise invalid_table(f"column '{column.name}' keeps its function: rows were merged with it")
         elif known.nullable and not column.nullable:
-            raise _invalid(f"column '{column.name}' cannot become NOT NULL")
+            raise invalid_table(f"column '{column.name}' cannot become NOT NULL")
 
 
 def _check_option(
@@ -504,7 +504,7 @@ def _check_option(
             else ""
         )
         alterable = ", ".join(each.name for each in table_options.DECLARED.values() if each.alterable)
-        raise _invalid(
+        raise invalid_table(
             f"option '{name}' of table {before.path} is fixed at creation{why}; "
             f"the options that can be altered are {alterable}"
         )
@@ -521,8 +521,4 @@ def _default(name: str, text: str, data_type: DataType) -> str:
     try:
         return normal(text, data_type)
     except ValueError as error:
-        raise _invalid(f"invalid default of column '{name}': {error}") from None
-
-
-def _invalid(message: str) -> TableError:
-    return TableError(TableErrorCode.INVALID_TABLE, message)
+        raise invalid_table(f"invalid default of column '{name}': {error}") from None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.errors import invalid_table
 from headrace.tablelayer.model.options.table_options import TableOptions, TimeUnit
 from headrace.tablelayer.model.schema.schema import Schema
 from headrace.tablelayer.model.types.column_types import TypeKind
@@ -51,7 +51,7 @@ def check_partition_name(name: str) -> None:
     for value in values_of(name):
         problem = value_problem(value)
         if problem is not None:
-            raise _invalid(problem)
+            raise invalid_table(problem)
 
 
 def check_partition_keys(
@@ -60,28 +60,28 @@ def check_partition_keys(
     """Raise TableError(INVALID_TABLE) for invalid partition columns."""
     for position, name in enumerate(partition_keys):
         if name not in schema:
-            raise _invalid(
+            raise invalid_table(
                 f"partition column '{name}' is not a column of table {table}; columns: {', '.join(schema.names)}"
             )
         if name in partition_keys[:position]:
-            raise _invalid(f"partition column '{name}' of table {table} is given twice")
+            raise invalid_table(f"partition column '{name}' of table {table} is given twice")
         if schema.primary_key and name not in schema.primary_key:
-            raise _invalid(
+            raise invalid_table(
                 f"partition column '{name}' is not in the primary key ({', '.join(schema.primary_key)}): "
                 "only then does a key tell its partition"
             )
         if name in bucket_key:
-            raise _invalid(
+            raise invalid_table(
                 f"partition column '{name}' is in the bucket key: a partition has a single value of it"
             )
         column = schema.column(name)
         if column.type.kind not in PARTITION_KINDS:
             allowed = ", ".join(sorted(kind.name for kind in PARTITION_KINDS))
-            raise _invalid(f"partition column '{name}' is {column.type}; it can be {allowed}")
+            raise invalid_table(f"partition column '{name}' is {column.type}; it can be {allowed}")
         if column.aggregate is not None:
-            raise _invalid(f"partition column '{name}' cannot have a function")
+            raise invalid_table(f"partition column '{name}' cannot have a function")
     if partition_keys and schema.primary_key and set(partition_keys) == set(schema.primary_key):
-        raise _invalid(f"table {table}: the primary key needs a column that is not a partition column")
+        raise invalid_table(f"table {table}: the primary key needs a column that is not a partition column")
 
 
 def check_auto_partition(
@@ -91,33 +91,31 @@ def check_auto_partition(
     if not settings.auto_partition:
         return
     if not partition_keys:
-        raise _invalid(f"table {table}: '{TableOptions.auto_partition.name}' needs PARTITIONED BY")
+        raise invalid_table(f"table {table}: '{TableOptions.auto_partition.name}' needs PARTITIONED BY")
     key = settings.auto_partition_key
     if key is None:
         if len(partition_keys) > 1:
-            raise _invalid(
+            raise invalid_table(
                 f"table {table} has several partition columns: set '{TableOptions.auto_partition_key.name}' to the one "
                 "that holds the time"
             )
         key = partition_keys[0]
     if key not in partition_keys:
-        raise _invalid(f"option '{TableOptions.auto_partition_key.name}' = '{key}' is not a partition column")
+        raise invalid_table(
+            f"option '{TableOptions.auto_partition_key.name}' = '{key}' is not a partition column"
+        )
     if len(partition_keys) > 1 and settings.auto_partition_precreate:
-        raise _invalid(
+        raise invalid_table(
             f"table {table} has several partition columns: '{TableOptions.auto_partition_precreate.name}' must be '0', "
             "since the other columns' values are not known ahead"
         )
     column = schema.column(key)
     if column.type.kind not in _AUTO_KINDS:
-        raise _invalid(
+        raise invalid_table(
             f"automatic partitions need a column of STRING, INT, BIGINT or DATE; '{key}' is {column.type}"
         )
     if column.type.kind is TypeKind.DATE and settings.auto_partition_unit is not TimeUnit.DAY:
-        raise _invalid(
+        raise invalid_table(
             f"partition column '{key}' is a DATE: '{TableOptions.auto_partition_unit.name}' must be 'DAY', not "
             f"'{settings.auto_partition_unit}'"
         )
-
-
-def _invalid(message: str) -> TableError:
-    return TableError(TableErrorCode.INVALID_TABLE, message)

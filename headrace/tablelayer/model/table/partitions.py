@@ -243,7 +243,3 @@ def _time_name(now: datetime, unit: TimeUnit, step: int, as_date: bool) -> str |
 
 def _bad_spec(message: str) -> TableError:
     return TableError(TableErrorCode.INVALID_PARTITION, message)
-
-
-def _invalid(message: str) -> TableError:
-    return TableError(TableErrorCode.INVALID_TABLE, message)

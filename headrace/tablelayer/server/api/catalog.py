@@ -12,8 +12,8 @@ from headrace.protocol.errors import KafkaError
 from headrace.tablelayer.model.errors import TableError
 from headrace.tablelayer.model.messages import catalog as m
 from headrace.tablelayer.model.options.table_options import TableOptions
-from headrace.tablelayer.model.table.definition import TablePath
 from headrace.tablelayer.model.table.partitions import plan_partitions
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.server.catalog.catalog import Catalog
 from headrace.tablelayer.server.rights.table_rights import TableRights
 from headrace.tablelayer.server.services import Services

@@ -14,7 +14,7 @@ from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.lake.offsets import in_order
 from headrace.tablelayer.model.messages import lake as m
 from headrace.tablelayer.model.messages.between import DescribeEndsRequest, DescribeEndsResponse
-from headrace.tablelayer.model.table.definition import DEFAULT_DATABASE, TablePath
+from headrace.tablelayer.model.table.path import DEFAULT_DATABASE, TablePath
 from headrace.tablelayer.server.catalog.catalog import no_table_with_id
 from headrace.tablelayer.server.lake.dropped import GonePartitions, GonePartitionsStore
 from headrace.tablelayer.server.lake.machine import Candidate

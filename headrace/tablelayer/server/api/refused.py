@@ -5,7 +5,8 @@ from __future__ import annotations
 from headrace.broker.requests.declaration import RequestContext
 from headrace.broker.security.rights import Operation
 from headrace.tablelayer.model.messages import refused as m
-from headrace.tablelayer.model.table.definition import StoredTable, TablePath
+from headrace.tablelayer.model.table.definition import StoredTable
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.server.catalog.catalog import Catalog
 from headrace.tablelayer.server.kafka_face.refusals import Refusals
 from headrace.tablelayer.server.rights.table_rights import TableRights

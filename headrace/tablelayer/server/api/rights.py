@@ -9,7 +9,8 @@ from headrace.broker.requests.declaration import RequestContext
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.messages import rights as m
-from headrace.tablelayer.model.table.definition import StoredTable, TablePath
+from headrace.tablelayer.model.table.definition import StoredTable
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.server.catalog.catalog import Catalog
 from headrace.tablelayer.server.rights.column_grants import ColumnGrants
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from headrace.broker.requests.declaration import RequestContext
 from headrace.broker.security.rights import Operation
 from headrace.tablelayer.model import messages as m
-from headrace.tablelayer.model.table.definition import TablePath
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.server.bucket.key_bucket import KeyBucket
 from headrace.tablelayer.server.catalog.catalog import Catalog
 from headrace.tablelayer.server.rights.table_rights import TableRights

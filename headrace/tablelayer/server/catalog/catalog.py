@@ -21,17 +21,15 @@ from headrace.broker.metadata.nodes import follow, modify
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.table.definition import (
-    DEFAULT_DATABASE,
     PARTITION_OF_CONFIG,
     PARTITIONED_BY_CONFIG,
     SCHEMA_CONFIG,
     StoredTable,
-    TablePath,
-    check_name,
 )
 from headrace.tablelayer.model.table.evolution import Change
 from headrace.tablelayer.model.table.partition_keys import values_of
 from headrace.tablelayer.model.table.partitions import check_partitioned, spec_texts
+from headrace.tablelayer.model.table.path import DEFAULT_DATABASE, TablePath, check_name
 from headrace.tablelayer.model.topic_config import from_topic_config
 from headrace.tablelayer.server.catalog.definition_reading import (
     DefinitionReader,

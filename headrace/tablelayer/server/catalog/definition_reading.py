@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.options.table_options import TableOptions, parse
 from headrace.tablelayer.model.schema.schema import FIRST_SCHEMA_ID
-from headrace.tablelayer.model.table.definition import HISTORY_CONFIG, TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import HISTORY_CONFIG, TableDefinition
 from headrace.tablelayer.model.table.evolution import Change, changes_from_json, evolve
 from headrace.tablelayer.model.table.lake_shape import lake_complaint
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.topic_config import changed_table, from_topic_config
 from headrace.tablelayer.server.lake_formats import NO_LAKES, ServerLakes
 

@@ -17,15 +17,14 @@ from headrace.tablelayer.model.lake.topics import TopicLake, is_tiered_topic
 from headrace.tablelayer.model.options.kafka_formats import AvroSchemaPlace, KafkaValueFormat
 from headrace.tablelayer.model.options.table_options import TableOptions, is_table_option
 from headrace.tablelayer.model.table.definition import (
-    DEFAULT_DATABASE,
     PARTITION_OF_CONFIG,
     PARTITIONED_BY_CONFIG,
     SCHEMA_CONFIG,
     TableDefinition,
-    TablePath,
 )
 from headrace.tablelayer.model.table.partition_keys import values_of
 from headrace.tablelayer.model.table.partitions import check_partitioned, spec_texts
+from headrace.tablelayer.model.table.path import DEFAULT_DATABASE, TablePath
 from headrace.tablelayer.server.catalog.catalog import MAX_PARTITIONS_CONFIG, Catalog, is_partition, is_table
 from headrace.tablelayer.server.catalog.definition_reading import read_changed, read_new
 from headrace.tablelayer.server.kafka_face.schema_registry import REGISTRY_URL, RegistryHosts

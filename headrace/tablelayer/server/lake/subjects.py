@@ -22,7 +22,8 @@ from headrace.tablelayer.model.lake.offsets import PartitionBucket, Place
 from headrace.tablelayer.model.lake.topic_options import TopicOptions
 from headrace.tablelayer.model.lake.topics import TopicLake, is_tiered_topic
 from headrace.tablelayer.model.options.table_options import TableOptions
-from headrace.tablelayer.model.table.definition import StoredTable, TablePath
+from headrace.tablelayer.model.table.definition import StoredTable
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.server.catalog.catalog import Catalog, is_partition, is_table
 from headrace.tablelayer.server.lake_catalogs import has_catalog
 

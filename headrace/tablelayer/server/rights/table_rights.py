@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from headrace.broker.requests.declaration import RequestContext
-    from headrace.tablelayer.model.table.definition import StoredTable, TablePath
+    from headrace.tablelayer.model.table.definition import StoredTable
+    from headrace.tablelayer.model.table.path import TablePath
     from headrace.tablelayer.server.catalog.catalog import Catalog
     from headrace.tablelayer.server.read.bucket_state import Wanted
     from headrace.tablelayer.server.rights.column_grants import ColumnGrants

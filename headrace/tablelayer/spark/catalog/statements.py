@@ -12,10 +12,11 @@ from typing import Any
 
 from headrace.tablelayer.model.ddl import AlterTable, parse
 from headrace.tablelayer.model.ddl.render import quote_name, quote_text
-from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.errors import TableError, TableErrorCode, invalid_table
 from headrace.tablelayer.model.options.table_options import BUCKET_COUNT, BUCKET_KEY, MergeEngine
-from headrace.tablelayer.model.table.definition import StoredTable, TablePath
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.table.evolution import Change, SetTableComment
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.types.values import literal_sql
 from headrace.tablelayer.spark.catalog.requests import Request, table_options
 from headrace.tablelayer.spark.options import server_of
@@ -169,14 +170,14 @@ def create_statement(request: Request) -> str:
         if text is not None:
             named = [part.strip() for part in text.split(",")]
             if keys and named != keys:
-                raise _invalid(f"the primary key is ({', '.join(keys)}), but '{name}' = '{text}'")
+                raise invalid_table(f"the primary key is ({', '.join(keys)}), but '{name}' = '{text}'")
             keys = named
     provider = given.pop(_PROVIDER, "headrace")
     if provider.lower() != "headrace":
-        raise _invalid(f"USING {provider}: this catalog has only headrace tables: leave USING out")
+        raise invalid_table(f"USING {provider}: this catalog has only headrace tables: leave USING out")
     place = next((name for name in given if name in _SPARKS_PLACES), None)
     if place is not None:
-        raise _invalid(
+        raise invalid_table(
             f"'{place}' = '{given[place]}': the server decides where a table is stored: leave it out"
         )
     comment = given.pop(_COMMENT, None)
@@ -240,7 +241,7 @@ def type_text(kind: Any, column: str) -> str:
         return str(kind.upper())
     elif kind.startswith("varchar"):
         return "STRING"
-    raise _invalid(f"column '{column}' is {kind}, which is not a type of a table's column")
+    raise invalid_table(f"column '{column}' is {kind}, which is not a type of a table's column")
 
 
 def alter_table(request: Request) -> None:
@@ -287,7 +288,7 @@ def _alter_clause(change: Mapping[str, Any]) -> str:
         return f"ALTER COLUMN {name} {f'SET DEFAULT {value}' if value else 'DROP DEFAULT'}"
     if kind == "position":
         return f"ALTER COLUMN {name}{_place(change)}"
-    raise _invalid(f"{kind} is not a supported change of a table")
+    raise invalid_table(f"{kind} is not a supported change of a table")
 
 
 def _place(change: Mapping[str, Any]) -> str:
@@ -297,7 +298,7 @@ def _place(change: Mapping[str, Any]) -> str:
 
 def _column(names: Sequence[str]) -> str:
     if len(names) > 1:
-        raise _invalid(f"{'.'.join(names)} is inside column '{names[0]}', whose type cannot change")
+        raise invalid_table(f"{'.'.join(names)} is inside column '{names[0]}', whose type cannot change")
     return names[0]
 
 
@@ -326,7 +327,3 @@ def _path_sql(request: Request) -> str:
 
 def _without(given: Mapping[str, str], names: frozenset[str]) -> dict[str, str]:
     return {name: value for name, value in given.items() if name not in names}
-
-
-def _invalid(message: str) -> TableError:
-    return TableError(TableErrorCode.INVALID_TABLE, message)

@@ -9,7 +9,7 @@ from headrace.tablelayer.client import connect
 from headrace.tablelayer.lake.coordinator import Heartbeats, ServerCoordinator
 from headrace.tablelayer.lake.tiering_job import KEPT_OUT, run_tiering
 from headrace.tablelayer.model.errors import TableError
-from headrace.tablelayer.model.table.definition import TablePath
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.tests.lakes import lake_offered
 
 

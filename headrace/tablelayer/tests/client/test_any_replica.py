@@ -27,7 +27,8 @@ from headrace.tablelayer.model import messages as m
 from headrace.tablelayer.model.batches.ipc import encode_ipc
 from headrace.tablelayer.model.ddl.clauses import parse_columns
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.path import TablePath
 
 LEADER, ONE, OTHER = 1, 2, 3
 DEFINITION = TableDefinition(

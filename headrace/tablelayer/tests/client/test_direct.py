@@ -17,7 +17,8 @@ from headrace.tablelayer.client.blocking.waiting import LoopThread
 from headrace.tablelayer.client.wire import direct
 from headrace.tablelayer.model.messages.read import LookupRequest, LookupResponse, LookupResult
 from headrace.tablelayer.model.schema.schema import Schema
-from headrace.tablelayer.model.table.definition import StoredTable, TablePath
+from headrace.tablelayer.model.table.definition import StoredTable
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.types.text import parse_type
 
 FRUIT = "(id INT, name STRING, PRIMARY KEY (id) NOT ENFORCED) WITH ('bucket.num' = '3')"

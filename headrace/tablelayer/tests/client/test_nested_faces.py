@@ -19,7 +19,8 @@ from headrace.tablelayer.model.ddl.render import create_table_sql
 from headrace.tablelayer.model.errors import TableError
 from headrace.tablelayer.model.json.rows import json_to_rows, rows_to_json
 from headrace.tablelayer.model.schema.schema import Column, Schema
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.types.column_types import INT, DataType, TypeKind
 from headrace.tablelayer.sql.session import Session
 from headrace.tablelayer.tests.model.random_rows import array_of, nested_types, values_of

@@ -31,7 +31,8 @@ from headrace.tablelayer.model.messages import (
     WrittenBucket,
 )
 from headrace.tablelayer.model.schema.schema import Schema
-from headrace.tablelayer.model.table.definition import StoredTable, TablePath
+from headrace.tablelayer.model.table.definition import StoredTable
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.types.text import parse_type
 
 ROWS = pa.table({"id": [1, 2, 3]})

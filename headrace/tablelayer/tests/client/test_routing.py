@@ -18,7 +18,8 @@ from headrace.tablelayer.client.errors import ConnectionFailed
 from headrace.tablelayer.client.wire.cluster import parse_bootstrap
 from headrace.tablelayer.model.messages import CountRowsRequest, CountRowsResponse, CountRowsResult
 from headrace.tablelayer.model.schema.schema import Schema
-from headrace.tablelayer.model.table.definition import StoredTable, TablePath
+from headrace.tablelayer.model.table.definition import StoredTable
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.types.text import parse_type
 from simulator.ports import free_port
 

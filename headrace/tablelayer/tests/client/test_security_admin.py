@@ -13,7 +13,7 @@ from headrace.protocol.messages.create_acls import AclCreation, CreateAclsReques
 from headrace.protocol.messages.delete_acls import DeleteAclsFilter, DeleteAclsRequest, DeleteAclsResponse
 from headrace.tablelayer.client import Connection, connect
 from headrace.tablelayer.client.admin.security import GrantListing
-from headrace.tablelayer.model.table.definition import TablePath
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.sql.session import Session
 from headrace.tablelayer.tests.client.conftest import BrokerThread
 

@@ -19,7 +19,8 @@ from headrace.tablelayer.model.batches.batch import ArrowBatch
 from headrace.tablelayer.model.errors import TableErrorCode
 from headrace.tablelayer.model.messages import AppendRowsRequest, AppendRowsResponse, WrittenBucket
 from headrace.tablelayer.model.schema.schema import Schema
-from headrace.tablelayer.model.table.definition import StoredTable, TablePath
+from headrace.tablelayer.model.table.definition import StoredTable
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.types.text import parse_type
 
 

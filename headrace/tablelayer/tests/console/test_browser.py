@@ -19,7 +19,7 @@ import pytest
 
 from headrace.tablelayer.client import connect
 from headrace.tablelayer.client.admin.produce import OutgoingRecord
-from headrace.tablelayer.model.table.definition import TablePath
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.tests.cli.conftest import ROOT, Served
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

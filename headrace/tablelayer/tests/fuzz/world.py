@@ -39,8 +39,9 @@ from headrace.tablelayer.model.ddl.clauses import parse_columns
 from headrace.tablelayer.model.filters.filters import encode_filter
 from headrace.tablelayer.model.json.write import rows_to_json
 from headrace.tablelayer.model.options.table_options import ArrowCompression
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.model.table.evolution import changes_to_json
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.server.staged.ledger import Ledger
 from headrace.tablelayer.tests.fuzz.server import WatchedServer, Wire
 from headrace.tablelayer.tests.server.test_hostile_batches import COLUMNS, KEYED, filled

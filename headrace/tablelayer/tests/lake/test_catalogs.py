@@ -9,7 +9,7 @@ import pytest
 from headrace.tablelayer.lake.adapter import LakeError
 from headrace.tablelayer.lake.catalogs import lake_catalog
 from headrace.tablelayer.lake.coordinator import LakeStatus
-from headrace.tablelayer.model.table.definition import TablePath
+from headrace.tablelayer.model.table.path import TablePath
 
 PATH = TablePath("shop", "orders")
 

@@ -9,7 +9,8 @@ import pytest
 from headrace.tablelayer.lake.adapter import LakeError, LakeState, round_properties
 from headrace.tablelayer.lake.history import LakeSnapshot, find_committed
 from headrace.tablelayer.model.schema.schema import Schema
-from headrace.tablelayer.model.table.definition import StoredTable, TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import StoredTable, TableDefinition
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.types.column_types import INT
 
 TABLE = StoredTable(TablePath("shop", "orders"), Schema.of([("id", INT)], ()), table_id=UUID(int=1))

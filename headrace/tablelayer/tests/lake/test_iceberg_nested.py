@@ -30,7 +30,8 @@ from pyiceberg.types import StringType
 from headrace.tablelayer.lake.iceberg_reader import IcebergReader
 from headrace.tablelayer.model.rows import nested
 from headrace.tablelayer.model.schema.schema import Column, Schema
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.types.column_types import DataType, TypeKind
 from headrace.tablelayer.model.types.text import parse_type
 from headrace.tablelayer.tests.lake.hadoop_folder import HadoopFolder

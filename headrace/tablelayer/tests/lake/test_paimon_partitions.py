@@ -33,7 +33,8 @@ from headrace.tablelayer.lake.paimon_reader import PaimonReader
 from headrace.tablelayer.model.filters.conditions import DUCKDB, filter_of_sql, push_down
 from headrace.tablelayer.model.filters.filters import Filter, encode_filter
 from headrace.tablelayer.model.schema.schema import Column, Schema
-from headrace.tablelayer.model.table.definition import StoredTable, TablePath
+from headrace.tablelayer.model.table.definition import StoredTable
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.types.column_types import (
     BIGINT,
     BOOLEAN,

@@ -20,7 +20,7 @@ from headrace.tablelayer.lake.coordinator import Heartbeats, LakeStatus, Tiering
 from headrace.tablelayer.lake.tiering_round import Outcome, RoundResult, tier_round
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.lake.offsets import Offsets, PartitionBucket
-from headrace.tablelayer.model.table.definition import TablePath
+from headrace.tablelayer.model.table.path import TablePath
 
 PATH = TablePath("shop", "orders")
 TABLE_ID = UUID(int=1)

@@ -25,7 +25,8 @@ from headrace.tablelayer.lake.tiering_round import Outcome, RoundResult, tier_ro
 from headrace.tablelayer.lake.union_read import merge_tail
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.schema.schema import Schema
-from headrace.tablelayer.model.table.definition import StoredTable, TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import StoredTable, TableDefinition
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.types.column_types import BIGINT, DATE, STRING, TINYINT, decimal
 from headrace.tablelayer.spark.sessions import iceberg_catalog_properties
 from headrace.tablelayer.spark.splits import last_changes

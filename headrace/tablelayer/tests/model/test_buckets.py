@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from headrace.tablelayer.model.rows.keys import encode_keys
 from headrace.tablelayer.model.schema.schema import Schema
 from headrace.tablelayer.model.table.buckets import bucket_of, iceberg_buckets
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.types import column_types as t
 
 relaxed = settings(max_examples=120, deadline=None)

@@ -39,7 +39,7 @@ from headrace.tablelayer.model.ddl.parser import parse as parse_all
 from headrace.tablelayer.model.ddl.plain import plain_statement
 from headrace.tablelayer.model.ddl.select import to_duckdb
 from headrace.tablelayer.model.errors import TableErrorCode
-from headrace.tablelayer.model.table.definition import TablePath
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.types import column_types as t
 
 T = TablePath("default", "t")

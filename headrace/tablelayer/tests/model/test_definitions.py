@@ -24,7 +24,8 @@ from headrace.tablelayer.model.options.table_options import (
 )
 from headrace.tablelayer.model.schema.aggregates import Aggregate, AggregateFunction
 from headrace.tablelayer.model.schema.schema import Column, Schema
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.topic_config import changed_table, from_topic_config
 from headrace.tablelayer.model.types import column_types as t
 from headrace.tablelayer.model.types.text import parse_type

@@ -22,7 +22,7 @@ from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.rows.stored import encode_rows
 from headrace.tablelayer.model.rows.versions import Conversion, decode_stored, upgraded
 from headrace.tablelayer.model.schema.schema import Column, Schema
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.model.table.evolution import (
     FIRST,
     AddColumn,
@@ -37,6 +37,7 @@ from headrace.tablelayer.model.table.evolution import (
     evolve,
     widens,
 )
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.topic_config import changed_table, from_topic_config
 from headrace.tablelayer.model.types import column_types as t
 from headrace.tablelayer.model.types import values

@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 
 from headrace.tablelayer.model.schema.schema import Schema
 from headrace.tablelayer.model.table.buckets import bucket_of
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.model.table.paimon_buckets import paimon_buckets
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.types import column_types as t
 from headrace.tablelayer.tests.model.test_buckets import MASK, shortest
 

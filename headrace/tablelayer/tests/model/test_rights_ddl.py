@@ -18,7 +18,7 @@ from headrace.tablelayer.model.ddl import (
     parse,
 )
 from headrace.tablelayer.model.rights import resource_text
-from headrace.tablelayer.model.table.definition import TablePath
+from headrace.tablelayer.model.table.path import TablePath
 
 T = TablePath("shop", "orders")
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from headrace.tablelayer.model.ddl.clauses import parse_columns
 from headrace.tablelayer.model.options.table_options import MergeEngine
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.tests.server.oracle import Operation, Row, bitmap32, bitmap64
 
 KEY = ("k1", "k2")

@@ -22,8 +22,9 @@ from headrace.tablelayer.model.batches.batch import ArrowBatch, ChangeType, enco
 from headrace.tablelayer.model.batches.ipc import decode_ipc, encode_ipc
 from headrace.tablelayer.model.ddl import AlterTable, parse
 from headrace.tablelayer.model.ddl.clauses import parse_columns
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.model.table.evolution import changes_to_json
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.server.extension import TableExtension
 from headrace.tablelayer.server.limits import Limits
 from simulator.direct import DirectBroker, direct_broker

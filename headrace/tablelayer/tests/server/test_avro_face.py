@@ -20,7 +20,8 @@ from headrace.tablelayer.model.avro.write import Frame, rows_to_avro
 from headrace.tablelayer.model.batches.batch import ChangeType
 from headrace.tablelayer.model.errors import RowError, TableError
 from headrace.tablelayer.model.schema.schema import Column, Schema
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.types.column_types import (
     BIGINT,
     TEXT_KINDS,

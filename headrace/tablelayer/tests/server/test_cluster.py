@@ -19,7 +19,8 @@ from headrace.tablelayer.model import messages as m
 from headrace.tablelayer.model.batches.ipc import encode_ipc
 from headrace.tablelayer.model.ddl.clauses import parse_columns
 from headrace.tablelayer.model.errors import TableErrorCode
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.server.bucket.remote_bucket import RemoteBucket
 from headrace.tablelayer.server.extension import TableExtension
 from headrace.tablelayer.server.staged.others import OtherBrokers

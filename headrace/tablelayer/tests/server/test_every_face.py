@@ -17,7 +17,8 @@ from headrace.tablelayer.model.avro.schema import AvroSchema, schema_text
 from headrace.tablelayer.model.avro.write import Frame
 from headrace.tablelayer.model.batches.batch import encode_arrow_batch
 from headrace.tablelayer.model.schema.schema import Column, Schema
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.types.column_types import DOUBLE, FLOAT
 from headrace.tablelayer.server.kafka_face.transcode import from_kafka, to_kafka
 from headrace.tablelayer.server.merge.writes import decode_append

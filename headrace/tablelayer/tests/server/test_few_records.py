@@ -14,8 +14,9 @@ from headrace.protocol.records.encode import Record, build_batch
 from headrace.tablelayer.model.ddl import parse
 from headrace.tablelayer.model.errors import RowError
 from headrace.tablelayer.model.rows.stored import encode_rows
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.model.table.derived import Sample, derive
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.server.kafka_face.few_records import Later, reader_of
 from headrace.tablelayer.server.kafka_face.transcode import from_kafka
 from headrace.tablelayer.server.merge.engines import row_keys

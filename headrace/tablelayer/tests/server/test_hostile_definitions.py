@@ -22,7 +22,8 @@ from headrace.tablelayer.model.ddl import DdlError
 from headrace.tablelayer.model.ddl.clauses import parse_columns
 from headrace.tablelayer.model.errors import MESSAGE_LENGTH_MAX, TableError, TableErrorCode
 from headrace.tablelayer.model.schema.schema import Schema
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.types import text as type_text
 from headrace.tablelayer.model.types.text import parse_type
 from headrace.tablelayer.server.catalog.definition_reading import DEFINITION_BYTES_MAX

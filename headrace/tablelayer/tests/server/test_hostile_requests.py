@@ -133,7 +133,8 @@ def test_old_versions_of_lake_messages_are_told_what_they_cannot_be_told(
             from dataclasses import replace
 
             from headrace.tablelayer.model.ddl.clauses import parse_columns
-            from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+            from headrace.tablelayer.model.table.definition import TableDefinition
+            from headrace.tablelayer.model.table.path import TablePath
 
             whole = TableDefinition(
                 TablePath("default", "p"),

@@ -15,7 +15,7 @@ from headrace.tablelayer.lake.adapter import LakeError
 from headrace.tablelayer.lake.catalogs import lake_catalog
 from headrace.tablelayer.lake.coordinator import LakeStatus, ServerCoordinator, TieringRound
 from headrace.tablelayer.model import messages as m
-from headrace.tablelayer.model.table.definition import TablePath
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.server.extension import TableExtension
 from headrace.tablelayer.tests.server.tables import run, tables
 

@@ -98,7 +98,7 @@ def test_r2_to_r10_every_kind_of_table_equals_the_rules_in_plain_python(seed: in
 
 def test_r9_7_an_overflow_names_the_row_as_it_was_sent_and_the_column() -> None:
     from headrace.tablelayer.model.ddl.clauses import parse_columns
-    from headrace.tablelayer.model.table.definition import TablePath
+    from headrace.tablelayer.model.table.path import TablePath
 
     options = {"table.merge-engine": "aggregation", "fields.n.agg": "sum"}
     schema = parse_columns("k INT, n TINYINT, PRIMARY KEY (k) NOT ENFORCED")

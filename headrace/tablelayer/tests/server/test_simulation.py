@@ -20,7 +20,8 @@ from headrace.protocol.errors import ErrorCode
 from headrace.protocol.messages.init_producer_id import InitProducerIdRequest
 from headrace.tablelayer.model import messages as m
 from headrace.tablelayer.model.ddl.clauses import parse_columns
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.server.extension import TableExtension
 from headrace.tablelayer.tests.server.tables import Table, replay
 from simulator.cluster_simulation import BROKERS, simulate_cluster

@@ -331,7 +331,8 @@ async def test_r3_5_decided_rows_that_do_not_fit_are_their_writers_mistake_until
 
 async def create_aggregation(all_tables: Any, columns: str, options: dict[str, str]) -> Table:
     from headrace.tablelayer.model.ddl.clauses import parse_columns
-    from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+    from headrace.tablelayer.model.table.definition import TableDefinition
+    from headrace.tablelayer.model.table.path import TablePath
 
     definition = TableDefinition(
         TablePath("default", "t"), parse_columns(columns), bucket_count=1, options=options

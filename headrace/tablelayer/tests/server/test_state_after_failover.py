@@ -15,7 +15,8 @@ from headrace.protocol.messages.alter_partition_reassignments import (
 )
 from headrace.tablelayer.model import messages as m
 from headrace.tablelayer.model.ddl.clauses import parse_columns
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.server.bucket.tasks import Kind
 from headrace.tablelayer.server.store.kv import KeyValueStore
 from headrace.tablelayer.tests.server.tables import LAKES, Table

@@ -13,7 +13,8 @@ import pytest
 from headrace.tablelayer.model.batches.batch import ArrowBatch, ChangeType, encode_arrow_batch
 from headrace.tablelayer.model.ddl.clauses import parse_columns
 from headrace.tablelayer.model.rows.versions import decode_stored
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.server.limits import Limits
 from headrace.tablelayer.server.merge.engines import Operations
 from headrace.tablelayer.server.merge.writes import Writer

@@ -18,7 +18,8 @@ from headrace.protocol.records.header import read_header, verify_crc, write_base
 from headrace.tablelayer.model.batches.batch import ArrowBatch, ChangeType, encode_arrow_batch
 from headrace.tablelayer.model.errors import RowError
 from headrace.tablelayer.model.schema.schema import Column, Schema
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.types.text import parse_type
 from headrace.tablelayer.server.kafka_face.transcode import from_kafka, to_kafka
 

@@ -22,7 +22,8 @@ from headrace.tablelayer.model.batches.batch import ArrowBatch, ChangeType, enco
 from headrace.tablelayer.model.errors import RowError, TableError
 from headrace.tablelayer.model.json.rows import rows_to_json
 from headrace.tablelayer.model.schema.schema import Column, Schema
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.types.column_types import BIGINT
 from headrace.tablelayer.model.types.text import parse_type
 from headrace.tablelayer.server.kafka_face.transcode import from_kafka, to_kafka

@@ -15,7 +15,8 @@ from typing import Any
 
 from headrace.tablelayer.client import Connection, ConnectionSettings, connect
 from headrace.tablelayer.model.schema.schema import Schema
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.types.column_types import DataType
 from simulator.ports import free_port
 from simulator.three_brokers import NUMBERS, ThreeBrokers, settings_of

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from headrace.tablelayer.model.errors import TableError
 from headrace.tablelayer.model.schema.schema import Schema
-from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.types.column_types import BIGINT, INT, STRING
 from headrace.tablelayer.spark.delta_joins import (
     GroupPartition,

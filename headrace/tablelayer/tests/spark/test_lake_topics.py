@@ -15,7 +15,8 @@ from headrace.tablelayer.client import Connection
 from headrace.tablelayer.lake.coordinator import ServerCoordinator, list_lake
 from headrace.tablelayer.lake.paimon import PaimonTable
 from headrace.tablelayer.lake.tiering_job import run_tiering
-from headrace.tablelayer.model.table.definition import SCHEMA_CONFIG, TablePath
+from headrace.tablelayer.model.table.definition import SCHEMA_CONFIG
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.topic_config import from_topic_config
 from headrace.tablelayer.tests.lake.paimon_world import rows_by_paimon
 from headrace.tablelayer.tests.spark.spark_tables import Server

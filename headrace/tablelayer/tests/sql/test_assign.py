@@ -17,7 +17,7 @@ from headrace.tablelayer.client import DataError
 from headrace.tablelayer.model.ddl import CopyFrom, CopyTo
 from headrace.tablelayer.model.json.python_values import python_values
 from headrace.tablelayer.model.schema.schema import Column, Schema
-from headrace.tablelayer.model.table.definition import TablePath
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.types import column_types as types
 from headrace.tablelayer.model.types.column_types import TypeKind
 from headrace.tablelayer.sql.answer import Answer

@@ -11,7 +11,7 @@ import pytest
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.protocol.messages.create_acls import AclCreation, CreateAclsRequest, CreateAclsResponse
 from headrace.tablelayer.client import Connection, OutgoingRecord, connect
-from headrace.tablelayer.model.table.definition import TablePath
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.tests.client.conftest import BrokerThread
 
 TABLES = ("keyed", "logged", "parted")
