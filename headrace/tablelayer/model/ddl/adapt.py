@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 
 import pyarrow as pa
 from sqlglot import exp
-from sqlglot.dialects.duckdb import DuckDB
 
+from headrace.tablelayer.model.ddl.answer_names import AnswerNames
 from headrace.tablelayer.model.ddl.decimals import adapt_decimals
-from headrace.tablelayer.model.ddl.moments import adapt_moments, has_fine_literals, keep_digits
+from headrace.tablelayer.model.ddl.fine_literals import has_fine_literals, keep_digits
+from headrace.tablelayer.model.ddl.moments import adapt_moments
 from headrace.tablelayer.model.ddl.query_types import has_nanoseconds
 
 
@@ -24,13 +25,10 @@ def adapt(tree: exp.Expr, tables: Mapping[str, pa.Schema]) -> None:
         needed.append(keep_digits)
     if not needed:
         return
-    names = {id(select): list(map(_shown, select.expressions)) for select in tree.find_all(exp.Select)}
+    answer = AnswerNames(tree)
     for change in needed:
         change(tree, tables)
-    for select in tree.find_all(exp.Select):
-        for given, name in zip(list(select.expressions), names.get(id(select), ()), strict=False):
-            if not isinstance(given, exp.Alias) and _shown(given) != name:
-                given.replace(exp.alias_(given.copy(), name, quoted=True))
+    answer.keep(tree)
 
 
 _CHANGES = ((pa.types.is_decimal, adapt_decimals), (has_nanoseconds, adapt_moments))
@@ -41,8 +39,3 @@ def _has(wanted: Callable[[pa.DataType], bool], kinds: Iterable[pa.DataType]) ->
         yield wanted(kind)
         if pa.types.is_nested(kind):
             yield from _has(wanted, [kind.field(place).type for place in range(kind.num_fields)])
-
-
-def _shown(expression: exp.Expr) -> str:
-    """Return approximately the name that DuckDB gives to an unnamed column."""
-    return expression.sql(dialect=DuckDB, normalize_functions="lower")

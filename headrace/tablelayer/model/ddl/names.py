@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 HOME = ("default_catalog", "default_database")
@@ -43,7 +42,3 @@ class Names:
     def database_in(self, catalog: str) -> str:
         """Return the database that USE CATALOG chooses."""
         return self.catalogs.get(catalog) or self.home
-
-
-def names_of(database: str, views: Mapping[str, str] | None) -> Names:
-    return Names(database, dict(views or {}))

@@ -24,17 +24,17 @@ from sqlglot.errors import ParseError, TokenError
 
 from headrace.tablelayer.model.ddl.adapt import adapt
 from headrace.tablelayer.model.ddl.errors import DdlError
-from headrace.tablelayer.model.ddl.flink import (
+from headrace.tablelayer.model.ddl.flink_functions import translate
+from headrace.tablelayer.model.ddl.hints import (
     hint_text,
     is_hint,
-    join_lookups,
     marked,
     options_of,
     read_hints,
     sorted_options,
-    translate,
 )
 from headrace.tablelayer.model.ddl.known import check_known
+from headrace.tablelayer.model.ddl.lookup_joins import join_lookups
 from headrace.tablelayer.model.ddl.names import Names
 from headrace.tablelayer.model.ddl.query import Bounds, PastTable, Select
 from headrace.tablelayer.model.ddl.query_types import SCHEMA

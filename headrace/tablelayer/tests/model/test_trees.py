@@ -30,7 +30,8 @@ _ROOT = Path(__file__).parents[2]
 _READERS = [
     "model/filters/conditions.py", "model/filters/trees.py", "model/ddl/select.py", "model/ddl/moments.py",
     "model/ddl/scopes.py", "model/ddl/known.py", "model/ddl/query_types.py", "model/ddl/decimals.py",
-    "model/ddl/adapt.py", "model/ddl/flink.py", "model/ddl/streams.py",
+    "model/ddl/adapt.py", "model/ddl/flink_functions.py", "model/ddl/hints.py", "model/ddl/lookup_joins.py",
+    "model/ddl/streams.py", "model/ddl/fine_literals.py", "model/ddl/nanoseconds.py", "model/ddl/answer_names.py",
 ]  # fmt: skip
 SCHEMA = Schema.of(
     [
