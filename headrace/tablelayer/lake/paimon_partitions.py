@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from headrace.tablelayer.model.filters.conditions import Predicate, arrow_expression, columns_of
 from headrace.tablelayer.model.schema.schema import Column
-from headrace.tablelayer.model.types.column_types import TypeKind
+from headrace.tablelayer.model.types.column_types import TEXT_KINDS, TypeKind
 
 PartitionValue = bool | int | str | None
 """Value of one partition column; a date is the number of days since 1970."""
@@ -29,7 +29,6 @@ _FORMATS = {
     TypeKind.BIGINT: "<q",
     TypeKind.DATE: "<i",
 }
-_TEXTS = frozenset({TypeKind.STRING, TypeKind.CHAR})
 _INLINE = 0x80
 """Flag in a slot's last byte: the text itself is in the slot, and the other bits are its length."""
 _ESCAPED = frozenset("\"#%'*/:=?\\{}[]^\x7f") | {chr(code) for code in range(32)}
@@ -54,7 +53,7 @@ def _value(row: bytes, header: int, at: int, column: Column) -> PartitionValue:
         return None
     slot = row[header + 8 * at :][:8]
     kind = column.type.kind
-    if kind in _TEXTS:
+    if kind in TEXT_KINDS:
         if slot[7] & _INLINE:
             return slot[: slot[7] & ~_INLINE].decode()
         size, position = struct.unpack("<II", slot)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 
 from headrace.tablelayer.model.ddl.statements import TemporaryColumn
-from headrace.tablelayer.model.types.column_types import DataType, TypeKind
+from headrace.tablelayer.model.types.column_types import TEXT_KINDS, DataType, TypeKind
 from headrace.tablelayer.sql.errors import SqlError
 from headrace.tablelayer.sql.types import duckdb_type, text_literal
 
@@ -20,7 +20,6 @@ _RANGES = {
     TypeKind.INT: (-(2**31), 2**31 - 1),
     TypeKind.BIGINT: (-(2**53), 2**53),
 }
-_TEXTS = (TypeKind.STRING, TypeKind.CHAR)
 _MOMENTS = (TypeKind.TIMESTAMP, TypeKind.TIMESTAMP_LTZ)
 _HEX = "0123456789abcdef"
 
@@ -72,7 +71,7 @@ def _random(name: str, kind: DataType, given: dict[str, str]) -> str:
         if kind.kind in _RANGES:
             return f"CAST(floor({low!r} + random() * ({high!r} - {low!r} + 1)) AS {written})"
         return f"CAST({low!r} + random() * ({high!r} - {low!r}) AS {written})"
-    if kind.kind in _TEXTS:
+    if kind.kind in TEXT_KINDS:
         length = _integer(name, "length", given.pop("length", str(kind.length or 100)))
         digit = f"substr('{_HEX}', 1 + CAST(floor(random() * 16) AS INTEGER), 1)"
         return f"array_to_string(list_transform(range({length}), lambda k: {digit} || left('', k + i)), '')"

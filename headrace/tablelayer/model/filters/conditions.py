@@ -26,13 +26,12 @@ import pyarrow.compute as pc
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.filters.trees import conjuncts, hints_in, only
 from headrace.tablelayer.model.schema.schema import Column, Schema
-from headrace.tablelayer.model.types.column_types import DataType, TypeKind
+from headrace.tablelayer.model.types.column_types import TEXT_KINDS, DataType, TypeKind
 from headrace.tablelayer.model.types.values import typed
 
 Predicate = list[Any]
 
 _INTEGERS = frozenset({TypeKind.TINYINT, TypeKind.SMALLINT, TypeKind.INT, TypeKind.BIGINT})
-_TEXTS = frozenset({TypeKind.STRING, TypeKind.CHAR})
 SPARK, DUCKDB = "spark", "duckdb"
 _IN_MAX = 200_000
 _MOMENT_TYPES: dict[str, dict[TypeKind, tuple[str, ...]]] = {
@@ -175,7 +174,7 @@ class _Translation:
             return _negated(is_null) if tree.args.get("negate") else is_null
         if only(tree, sql.Like, "this", "expression", "negate"):
             column, prefix = self._column(tree.this), _like_prefix(tree.expression)
-            if column is None or column.type.kind not in _TEXTS or prefix is None:
+            if column is None or column.type.kind not in TEXT_KINDS or prefix is None:
                 return None
             begins = ["prefix", column.name, prefix]
             return _negated(begins) if tree.args.get("negate") else begins
@@ -225,7 +224,7 @@ class _Translation:
             return None
         text = str(literal.this)
         if literal.is_string:
-            return text if kind in _TEXTS and not negative else None
+            return text if kind in TEXT_KINDS and not negative else None
         text = f"-{text}" if negative else text
         if kind in _INTEGERS and text.lstrip("-").isdigit():
             value = int(text)

@@ -17,7 +17,8 @@ from headrace.tablelayer.model.rows.stored import encode_rows
 from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.model.table.derived import Sample, derive
 from headrace.tablelayer.model.table.path import TablePath
-from headrace.tablelayer.server.kafka_face.few_records import Later, reader_of
+from headrace.tablelayer.server.kafka_face.few_records import reader_of
+from headrace.tablelayer.server.kafka_face.few_values import NeedsTranscode
 from headrace.tablelayer.server.kafka_face.transcode import from_kafka
 from headrace.tablelayer.server.merge.engines import row_keys
 from headrace.tablelayer.tests.server.test_recorded_events import COLUMNS, recorded
@@ -57,7 +58,7 @@ def is_same(definition: TableDefinition, pairs: list[Pair]) -> bool:
     assert reader is not None
     try:
         few = reader.read(pairs)
-    except Later:
+    except NeedsTranscode:
         return False
     assert by_arrays(definition, pairs) == (few.rows, few.keys), pairs
     return True
