@@ -23,9 +23,9 @@ from headrace.tablelayer.client.errors import SqlError as SqlError
 from headrace.tablelayer.client.errors import UnsupportedRequest as UnsupportedRequest
 from headrace.tablelayer.client.metrics import ClientMetrics as ClientMetrics
 from headrace.tablelayer.client.metrics import RequestMetrics as RequestMetrics
+from headrace.tablelayer.client.read.answers import Extremes as Extremes
+from headrace.tablelayer.client.read.answers import LookupResult as LookupResult
 from headrace.tablelayer.client.read.part_scan import ScanBatch as ScanBatch
-from headrace.tablelayer.client.read.reader import Extremes as Extremes
-from headrace.tablelayer.client.read.reader import LookupResult as LookupResult
 from headrace.tablelayer.client.result import SqlResult as SqlResult
 from headrace.tablelayer.client.security.settings import ConnectionSettings as ConnectionSettings
 from headrace.tablelayer.client.table.scan import AsyncScan as AsyncScan

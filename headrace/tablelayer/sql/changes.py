@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.tablelayer.client import ChangeType, ScanBatch
-from headrace.tablelayer.client.read.reader import time_ms
+from headrace.tablelayer.client.read.offsets import time_ms
 from headrace.tablelayer.model.ddl.query import ReadOptions
 from headrace.tablelayer.sql.errors import SqlError
 

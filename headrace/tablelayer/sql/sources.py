@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.tablelayer.client import Connection, DataError, KafkaError, Table
-from headrace.tablelayer.client.read.reader import Moment, time_ms
+from headrace.tablelayer.client.read.offsets import Moment, time_ms
 from headrace.tablelayer.client.write.definitions import typed_rows
 from headrace.tablelayer.lake.names import CHANGELOG_SUFFIX, LAKE_SUFFIX, SNAPSHOTS_SUFFIX
 from headrace.tablelayer.model.ddl import Select

@@ -72,8 +72,8 @@ from headrace.tablelayer.client.admin.moves import elect_preferred_leaders, move
 from headrace.tablelayer.client.admin.placement import Placement
 from headrace.tablelayer.client.admin.produce import OutgoingRecord, Producer
 from headrace.tablelayer.client.errors import UnsupportedRequest
-from headrace.tablelayer.client.read.group_offsets import commit_offsets, fetch_offsets
-from headrace.tablelayer.client.read.reader import EARLIEST, LATEST, find_coordinator, list_offsets
+from headrace.tablelayer.client.read.group_offsets import commit_offsets, fetch_offsets, find_coordinator
+from headrace.tablelayer.client.read.offsets import EARLIEST, LATEST, list_offsets
 from headrace.tablelayer.client.wire.cluster import Cluster
 from headrace.tablelayer.client.wire.retry import Deadline, error_of, raise_for, retrying
 

@@ -14,8 +14,8 @@ import pyarrow as pa
 from headrace.tablelayer.client import stopping
 from headrace.tablelayer.client.blocking.waiting import LoopThread, Waiting, waits
 from headrace.tablelayer.client.errors import ConnectionClosed
+from headrace.tablelayer.client.read.answers import nullable_schema
 from headrace.tablelayer.client.read.part_scan import ScanBatch
-from headrace.tablelayer.client.read.reader import nullable_schema
 from headrace.tablelayer.client.shown import definition_html, definition_text
 from headrace.tablelayer.client.table.open_table import FEW_KEYS
 from headrace.tablelayer.client.table.scan import AsyncScan, PartitionOffsets

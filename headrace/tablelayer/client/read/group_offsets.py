@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from headrace.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from headrace.protocol.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
@@ -20,7 +21,6 @@ from headrace.protocol.messages.offset_fetch import (
     OffsetFetchRequestGroup,
     OffsetFetchResponse,
 )
-from headrace.tablelayer.client.read.reader import find_coordinator
 from headrace.tablelayer.client.wire.cluster import Cluster
 from headrace.tablelayer.client.wire.retry import Deadline, raise_for, retrying
 
@@ -90,3 +90,19 @@ async def fetch_offsets(cluster: Cluster, group: str) -> dict[tuple[str, int], i
     return await retrying(
         attempt, config=cluster.config, deadline=Deadline(cluster.config.delivery_timeout_ms), repeatable=True
     )
+
+
+async def find_coordinator(cluster: Cluster, group: str, deadline: Deadline) -> int:
+    """Return a consumer group's coordinator and remember its address. One attempt."""
+    connection = await cluster.connection(None)
+    if connection.version_for(FindCoordinatorRequest) >= 4:
+        request = FindCoordinatorRequest(key_type=0, coordinator_keys=[group])
+        answer = await cluster.send(request, FindCoordinatorResponse, deadline=deadline)
+        found = answer.coordinators[0]
+        raise_for(found.error_code, found.error_message, doing=f"find the coordinator of group {group}")
+        return cluster.remember(found.node_id, found.host, found.port)
+    answer = await cluster.send(
+        FindCoordinatorRequest(key=group, key_type=0), FindCoordinatorResponse, deadline=deadline
+    )
+    raise_for(answer.error_code, answer.error_message, doing=f"find the coordinator of group {group}")
+    return cluster.remember(answer.node_id, answer.host, answer.port)

@@ -21,7 +21,8 @@ import pyarrow as pa
 
 from headrace.protocol.errors import DecodeError, ErrorCode, KafkaError
 from headrace.protocol.records.header import BatchHeader, read_header
-from headrace.tablelayer.client.read.reader import Moment, Reader
+from headrace.tablelayer.client.read.offsets import Moment
+from headrace.tablelayer.client.read.reader import Reader
 from headrace.tablelayer.client.read.state import snapshot_pieces
 from headrace.tablelayer.client.shown import ROWS_SHOWN, rows_html
 from headrace.tablelayer.client.wire.cluster import Cluster

@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from headrace.tablelayer.client.read.reader import (
-    LookupResult,
-    first_row,
-)
+from headrace.tablelayer.client.read.answers import LookupResult, first_row
 from headrace.tablelayer.client.wire.retry import together
 from headrace.tablelayer.client.write.conform import Data
 from headrace.tablelayer.model.errors import TableError, TableErrorCode

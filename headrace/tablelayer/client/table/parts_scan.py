@@ -16,8 +16,9 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from headrace.tablelayer.client.read.offsets import Moment
 from headrace.tablelayer.client.read.part_scan import PartScan, ScanBatch
-from headrace.tablelayer.client.read.reader import Moment, Reader
+from headrace.tablelayer.client.read.reader import Reader
 from headrace.tablelayer.client.table.parts import Parts
 from headrace.tablelayer.client.wire.cluster import Cluster
 from headrace.tablelayer.model.errors import TableError, TableErrorCode

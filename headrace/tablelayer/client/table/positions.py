@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from headrace.tablelayer.client.read.group_offsets import commit_offsets, fetch_offsets
-from headrace.tablelayer.client.read.reader import (
-    Moment,
-)
+from headrace.tablelayer.client.read.offsets import Moment
 from headrace.tablelayer.client.table.scan import PartitionOffsets
 
 if TYPE_CHECKING:

@@ -12,12 +12,9 @@ import pyarrow as pa
 
 from headrace.tablelayer.client.errors import DataError
 from headrace.tablelayer.client.names import several
+from headrace.tablelayer.client.read.answers import reorder
 from headrace.tablelayer.client.read.frames import to_pandas, to_polars
-from headrace.tablelayer.client.read.reader import (
-    AnyMoment,
-    Moment,
-    reorder,
-)
+from headrace.tablelayer.client.read.offsets import AnyMoment, Moment
 from headrace.tablelayer.client.read.state import KeyBound, snapshot_pieces
 from headrace.tablelayer.client.table.parts import Part, Parts
 from headrace.tablelayer.client.table.scan import AsyncScan, Start, Until

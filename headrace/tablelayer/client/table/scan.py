@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from headrace.tablelayer.client.read.offsets import AnyMoment
 from headrace.tablelayer.client.read.part_scan import PartScan, ScanBatch, seen
-from headrace.tablelayer.client.read.reader import AnyMoment, Reader
+from headrace.tablelayer.client.read.reader import Reader
 from headrace.tablelayer.client.table.parts import WHOLE, Parts
 from headrace.tablelayer.client.table.parts_scan import PartsScan
 from headrace.tablelayer.client.table.united import United

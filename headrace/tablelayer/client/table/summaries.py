@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 import pyarrow as pa
 
 from headrace.tablelayer.client.names import several
-from headrace.tablelayer.client.read.reader import (
-    AnyMoment,
-    Extremes,
-)
+from headrace.tablelayer.client.read.answers import Extremes
+from headrace.tablelayer.client.read.offsets import AnyMoment
 from headrace.tablelayer.client.table.parts import Part
 from headrace.tablelayer.model.batches.extremes import check_ordered
 from headrace.tablelayer.model.filters.filters import FilterLike

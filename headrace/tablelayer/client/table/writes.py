@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import pyarrow as pa
 
 from headrace.tablelayer.client.names import several
-from headrace.tablelayer.client.read.reader import (
-    nullable_schema,
-)
+from headrace.tablelayer.client.read.answers import nullable_schema
 from headrace.tablelayer.client.table.parts import DELETE
 from headrace.tablelayer.client.table.staging import AsyncStagedWriter, Receipt, abort_staged, commit_staged
 from headrace.tablelayer.client.write.conform import Data, conform

@@ -19,8 +19,9 @@ from headrace.protocol.messages.metadata import (
 )
 from headrace.tablelayer.client.config import ClientConfig
 from headrace.tablelayer.client.errors import ConnectionFailed
-from headrace.tablelayer.client.read import reader as reading
-from headrace.tablelayer.client.read.reader import LookupResult, Reader
+from headrace.tablelayer.client.read import bucket_requests
+from headrace.tablelayer.client.read.answers import LookupResult
+from headrace.tablelayer.client.read.reader import Reader
 from headrace.tablelayer.client.wire.cluster import Cluster
 from headrace.tablelayer.client.wire.retry import Deadline
 from headrace.tablelayer.model import messages as m
@@ -162,7 +163,7 @@ async def test_while_nobody_leads_the_replicas_answer() -> None:
 
 
 async def test_who_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_ONE_OF_SEVERAL_MS", 20)
+    monkeypatch.setattr(bucket_requests, "_ONE_OF_SEVERAL_MS", 20)
 
     async def never() -> Any:
         await asyncio.Event().wait()

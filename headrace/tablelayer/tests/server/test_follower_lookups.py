@@ -13,7 +13,7 @@ import pytest
 from headrace.broker.security.rights import Operation, ResourceType
 from headrace.broker.tests.security.people import SECURED, allow, client, revoke_all
 from headrace.protocol.errors import ErrorCode
-from headrace.tablelayer.client.read.reader import nullable_schema
+from headrace.tablelayer.client.read.answers import nullable_schema
 from headrace.tablelayer.model import messages as m
 from headrace.tablelayer.model.batches.ipc import decode_answer, encode_ipc
 from headrace.tablelayer.model.errors import TableErrorCode
