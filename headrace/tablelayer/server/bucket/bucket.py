@@ -37,7 +37,7 @@ from headrace.tablelayer.server.bucket.joint_write import Part, write_together
 from headrace.tablelayer.server.bucket.remote_bucket import RemoteBucket, wait_elsewhere
 from headrace.tablelayer.server.kafka_face import producers as kafka_face
 from headrace.tablelayer.server.kafka_face.few_records import BYTES_MAX, COMPRESSED_MAX, FewRecords, reader_of
-from headrace.tablelayer.server.kafka_face.few_values import NeedsTranscode
+from headrace.tablelayer.server.kafka_face.few_values import NeedsArrays
 from headrace.tablelayer.server.kafka_face.pieces import Answer, Consumption
 from headrace.tablelayer.server.kafka_face.refusals import REFUSALS
 from headrace.tablelayer.server.kafka_face.refused import Refused, Sifting, dead_letters, without
@@ -338,7 +338,7 @@ class TableBucket:
                 return None
             few = reader.read([(key, value) for _, key, value in read_small(batch, max_bytes=BYTES_MAX)])
             return self.write_few(reader, few, Writer.of(header), len(batch))
-        except (NeedsTranscode, DecodeError, KafkaError, TableError):
+        except (NeedsArrays, DecodeError, KafkaError, TableError):
             return None
 
     def write_few(self, reader: FewRecords, few: FewRows, writer: Writer, size: int) -> AppendInfo | None:

@@ -1,10 +1,10 @@
 """Rows of a few Kafka records in JSON, without an array: for batches of one to some records, on the event loop.
 
-`transcode` makes arrays of all columns, which takes a millisecond for one row or for a hundred. This module reads the
-common forms of records, one by one (`few_values.py`), and gives the rows and their keys as they are stored
-(`rows/one_row.py`). It leaves everything else to `transcode`: another form of a value, a key that does not fit, a value
-that is refused. Then it raises `NeedsTranscode`, and nothing has changed. So each row that it returns is the row that
-`transcode` would return, and each error is that of `transcode`.
+`records_to_rows` makes arrays of all columns, which takes a millisecond for one row or for a hundred. This module reads
+the common forms of records, one by one (`few_values.py`), and gives the rows and their keys as they are stored
+(`rows/one_row.py`). It leaves everything else to `records_to_rows`: another form of a value, a key that does not fit, a
+value that is refused. Then it raises `NeedsArrays`, and nothing has changed. Rows and errors are those of
+`records_to_rows`.
 
 The cost is limited before it is paid: `FEW_RECORDS` records, `BYTES_MAX` bytes, and `CELLS_MAX` values.
 """
@@ -32,7 +32,7 @@ from headrace.tablelayer.model.options.table_options import (
 from headrace.tablelayer.model.rows.one_row import RowFormat, key_part
 from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.model.types.column_types import INTEGER_BITS, TypeKind
-from headrace.tablelayer.server.kafka_face.few_values import Conventions, NeedsTranscode, Values
+from headrace.tablelayer.server.kafka_face.few_values import Conventions, NeedsArrays, Values
 from headrace.tablelayer.server.merge.few_rows import FewRows
 
 BYTES_MAX: Final = 16 << 10
@@ -115,7 +115,7 @@ class FewRecords:
         return len(self._key_parts) == len(self._key_columns)
 
     def read(self, records: Sequence[tuple[bytes | None, bytes | None]]) -> FewRows:
-        """Return the rows of (key, value) pairs. Raises NeedsTranscode."""
+        """Return the rows of (key, value) pairs. Raises NeedsArrays."""
         rows: list[bytes | None] = []
         keys: list[bytes] = []
         try:
@@ -126,7 +126,7 @@ class FewRecords:
                     values, deleted = self._change(value) if self._is_debezium else (self._row(value), None)
                 rows.append(None if values is None else self._format.row(values))
                 if values is None and not self._deletes:
-                    raise NeedsTranscode
+                    raise NeedsArrays
                 if self._is_keyed:
                     keys.append(self._stored_key(key, values, deleted))
         except (
@@ -137,7 +137,7 @@ class FewRecords:
             OverflowError,
             RecursionError,
         ):
-            raise NeedsTranscode from None
+            raise NeedsArrays from None
         return FewRows(rows, keys)
 
     def _stored_key(self, key: bytes | None, values: list[Any] | None, deleted: list[Any] | None) -> bytes:
@@ -145,19 +145,19 @@ class FewRecords:
         found = deleted if values is None else [values[at] for at in self._key_at]
         if found is None:
             if key is None:
-                raise NeedsTranscode
+                raise NeedsArrays
             found = self._key(key)
         elif key is not None and self._checks_keys and self._key(key) != found:
-            raise NeedsTranscode
+            raise NeedsArrays
         return b"".join((b"\x01", *(part(each) for part, each in zip(self._key_parts, found, strict=True))))
 
     def _row(self, value: bytes) -> list[Any]:
         str(value, "utf-8")  # also where no column is
         values, marks = self._plain.read(value)
         if self._marks and bytes(marks[0]) not in _NOT_DELETED:
-            raise NeedsTranscode
+            raise NeedsArrays
         if self._has_op and bytes(marks[1]) not in _NOT_A_DELETE:
-            raise NeedsTranscode
+            raise NeedsArrays
         return values
 
     def _change(self, value: bytes) -> tuple[list[Any] | None, list[Any] | None]:
@@ -169,7 +169,7 @@ class FewRecords:
         if change.op in ("c", "u", "r"):
             return self._known(self._afters, schema, self._after).read(change.after)[0], None
         if change.op != "d":
-            raise NeedsTranscode
+            raise NeedsArrays
         if bytes(change.before) in (b"", b"null"):
             return None, None
         return None, self._known(self._befores, schema, self._before).read(change.before)[0]
@@ -211,12 +211,12 @@ class FewRecords:
 
     def _bare(self, key: bytes) -> Any:
         if len(self._key_columns) > 1 or not key or key[:1].isspace() or key[-1:].isspace():
-            raise NeedsTranscode
+            raise NeedsArrays
         kind = self._key_columns[0].type.kind
         if kind in INTEGER_BITS:
             return _whole(key)
         if kind is not TypeKind.STRING:
-            raise NeedsTranscode
+            raise NeedsArrays
         return _string(key).encode() if key[:1] == b'"' else key
 
 
@@ -244,7 +244,7 @@ _known: dict[int, tuple[TableDefinition, FewRecords | None]] = {}
 
 
 def reader_of(definition: TableDefinition) -> FewRecords | None:
-    """Return the reader of a table's records, None if all of them need `transcode`."""
+    """Return the reader of a table's records, None if all of them need `records_to_rows`."""
     known = _known.get(id(definition))
     if known is not None:
         return known[1]

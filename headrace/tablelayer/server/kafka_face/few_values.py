@@ -1,6 +1,6 @@
 """Values of a few Kafka records in JSON, with Debezium's conventions: readers of one column's values each.
 
-A reader raises `NeedsTranscode` for a value that it does not know for sure.
+A reader raises `NeedsArrays` for a value that it does not know for sure.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _DOUBLE: Final = struct.Struct("<d")
 _HALF_A_FLOAT, _BELOW_A_FLOAT = 1 << 28, (1 << 29) - 1
 
 
-class NeedsTranscode(Exception):  # noqa: N818 - nothing is wrong
-    """The records have a form that only `transcode` knows. Nothing has changed."""
+class NeedsArrays(Exception):  # noqa: N818 - nothing is wrong
+    """The records have a form that only `records_to_rows` knows. Nothing has changed."""
 
 
 class Reader(msgspec.Struct, frozen=True):
@@ -66,13 +66,13 @@ _RAW: Final = object()
 
 
 def _later(value: Any) -> Any:
-    raise NeedsTranscode
+    raise NeedsArrays
 
 
 def _unknown(value: Raw) -> Any:
     """Read a value whose form is not known here, which may be null."""
     if bytes(value) != b"null":
-        raise NeedsTranscode
+        raise NeedsArrays
     return None
 
 
@@ -80,7 +80,7 @@ def _float(value: float) -> float:
     """Return a number as FLOAT, if rounding it twice is the same as rounding its text once."""
     bits = int.from_bytes(_DOUBLE.pack(value), "little")
     if bits & _BELOW_A_FLOAT == _HALF_A_FLOAT or (value and abs(value) < _FLOAT_LEAST):
-        raise NeedsTranscode
+        raise NeedsArrays
     return value
 
 
@@ -88,7 +88,7 @@ def _text(length_max: int | None, forms: Sequence[bytes]) -> Callable[[str], byt
     def read(value: str) -> bytes:
         data = value.encode()
         if (length_max is not None and len(value) > length_max) or data in forms:
-            raise NeedsTranscode
+            raise NeedsArrays
         return data
 
     return read
@@ -101,7 +101,7 @@ def _moment(data_type: DataType) -> Callable[[str], int]:
     def read(value: str) -> int:
         found = _MOMENT.fullmatch(value)
         if found is None or (found[2] is None) is zoned or len(found[1] or "") > precision:
-            raise NeedsTranscode
+            raise NeedsArrays
         since = datetime.fromisoformat(value[:19]) - _EPOCH
         fraction = int((found[1] or "0").ljust(9, "0")[:9]) * per_second // _TICKS["ns"]
         return (since.days * _DAY_SECONDS + since.seconds) * per_second + fraction
@@ -128,7 +128,7 @@ def _counted(data_type: DataType, unit: str | None, *, is_certain: bool) -> Call
     def read(value: int) -> int:
         ticks = value * factor
         if value % step or abs(value) < near or not first <= ticks // per_day <= last:
-            raise NeedsTranscode
+            raise NeedsArrays
         return ticks
 
     return read
@@ -136,7 +136,7 @@ def _counted(data_type: DataType, unit: str | None, *, is_certain: bool) -> Call
 
 def _day(value: str) -> int:
     if _DAY.fullmatch(value) is None:
-        raise NeedsTranscode
+        raise NeedsArrays
     return date.fromisoformat(value).toordinal() - _EPOCH_DAY
 
 
@@ -151,18 +151,18 @@ def _decimal(data_type: DataType, forms: Sequence[bytes], coded: bool) -> Callab
         if coded and text[:1] == b'"':
             inner = text[1:-1]
             if inner in forms or not inner:
-                raise NeedsTranscode
+                raise NeedsArrays
             unscaled = int.from_bytes(binascii.a2b_base64(inner, strict_mode=True), "big", signed=True)
         else:
             found = _NUMBER.fullmatch(text)
             if found is None:
-                raise NeedsTranscode
+                raise NeedsArrays
             digits = found[2] or b""
             if len(digits) > scale or len(text) > 2 * data_type.precision:
-                raise NeedsTranscode
+                raise NeedsArrays
             unscaled = int(found[1] + digits) * 10 ** (scale - len(digits))
         if abs(unscaled) >= limit:
-            raise NeedsTranscode
+            raise NeedsArrays
         return unscaled.to_bytes(16, "little", signed=True)
 
     return read
@@ -259,13 +259,13 @@ class Values:
                     value = UNSET
             if value is UNSET:
                 if column.default is not None:
-                    raise NeedsTranscode
+                    raise NeedsArrays
                 value = None
             elif value is not None and reader.read is not None:
                 value = reader.read(value)
             if value is None and not column.nullable:
-                raise NeedsTranscode
+                raise NeedsArrays
             values.append(value)
         if self._has_floats and 0.0 in values and _NEGATIVE_ZERO.search(bytes(text)) is not None:
-            raise NeedsTranscode
+            raise NeedsArrays
         return values, given[self._count :]

@@ -1,6 +1,7 @@
 """Checks of a Kafka producer's batch for a table, and the errors it gets (R17.2, R17.3).
 
-The batch as a whole is checked here; `transcode` turns its records into operations. Pure; called in executor threads.
+The batch as a whole is checked here; `records_to_rows` turns its records into operations. Pure; called in executor
+threads.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from headrace.tablelayer.model.table.derived import Sample, missing_columns
 from headrace.tablelayer.model.table.evolution import AddColumn
 from headrace.tablelayer.model.table.partitions import check_rows_of_partition
 from headrace.tablelayer.server.kafka_face.avro import Schemas, schema_ids
-from headrace.tablelayer.server.kafka_face.transcode import from_kafka
+from headrace.tablelayer.server.kafka_face.records_to_rows import from_kafka
 from headrace.tablelayer.server.merge.engines import Operations
 from headrace.tablelayer.server.merge.writes import Writer, admit
 

@@ -24,7 +24,6 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -49,17 +48,16 @@ from headrace.tablelayer.server.store.errors import (
 from headrace.tablelayer.server.store.first_rows import FirstRows
 from headrace.tablelayer.server.store.layout import META, META_KEY, META_VERSION, ROW_PREFIX, decode_meta
 from headrace.tablelayer.server.store.open_stores import StoreFiles
+from headrace.tablelayer.server.store.room_reads import (
+    READ_TOGETHER,
+    get_rest,
+    values_of_prefixes,
+    values_that_fit,
+)
 from headrace.tablelayer.server.store.shared_memory import SharedMemory
 from headrace.tablelayer.server.store.sorted_tables import SortedTables, UnknownTableError
 from headrace.tablelayer.server.store.store_snapshot import SnapshotTables, StoreSnapshot
 
-_READ_TOGETHER = 16
-"""Number of keys: that many rows are read before their sizes are checked."""
-_LOOKED_UP_TOGETHER = 64
-"""The same if earlier rows show that there is room: each call takes the interpreter lock once."""
-_HALVED_FROM = 1024
-"""Number of keys from which two threads share a lookup: RocksDB takes milliseconds for them, without the interpreter
-lock. For writes, many of which run at a time, it would cost more than it gains."""
 _COLUMN_FAMILY = "default"
 NOTE = "closed.json"
 """Name of the file beside a closed store's own that has its offset and numbers. An open store's may be an old one."""
@@ -224,11 +222,11 @@ class KeyValueStore:
 
     def get_within(self, keys: Sequence[bytes], bytes_max: int) -> list[bytes | None]:
         """Return the values of the first keys, up to the one that exceeds `bytes_max`. Nearly as fast as `get`."""
-        if len(keys) <= _READ_TOGETHER:
+        if len(keys) <= READ_TOGETHER:
             return self.get(list(keys))
         values: list[bytes | None] = []
-        for start in range(0, len(keys), _READ_TOGETHER):
-            some = self.get(list(keys[start : start + _READ_TOGETHER]))
+        for start in range(0, len(keys), READ_TOGETHER):
+            some = self.get(list(keys[start : start + READ_TOGETHER]))
             values += some
             bytes_max -= sum(len(value) for value in some if value is not None)
             if bytes_max < 0:
@@ -236,56 +234,14 @@ class KeyValueStore:
         return values
 
     def get_while(self, keys: Sequence[bytes], room: Room) -> list[bytes | None]:
-        """Return the values of the first keys, as many as fit.
-
-        They are read one by one, or several at a time (a quarter faster) if there is room for as many of the largest so
-        far.
-        """
+        """Return the values of the first keys, as many as fit."""
         if not self.is_made:
             return room.those_that_fit([None] * len(keys))
         with self._files as database:
-            values = room.those_that_fit(map(database.get, keys[:_READ_TOGETHER]))
+            values = room.those_that_fit(map(database.get, keys[:READ_TOGETHER]))
         if room.is_full or len(values) == len(keys):
             return values
-        largest = max(map(room.cost.stored, values))
-        rest, left = keys[_READ_TOGETHER:], room.max_bytes - room.used
-        if len(rest) >= _HALVED_FROM and len(rest) * largest <= left:
-            rooms: list[Room] = []
-
-            def read(half: Sequence[bytes]) -> list[bytes | None]:
-                half_room = Room(left // 2, room.cost, must=False)
-                rooms.append(half_room)
-                return self._while(half, half_room, largest)
-
-            others = self._halves(rest, read)
-            if len(others) == len(rest):
-                room.used += sum(each.used for each in rooms)
-                return values + others
-        return values + self._while(rest, room, largest)
-
-    def _while(self, keys: Sequence[bytes], room: Room, largest: int) -> list[bytes | None]:
-        """Do the work of `get_while`; `largest` is the largest row so far, in bytes."""
-        values: list[bytes | None] = []
-        while len(values) < len(keys) and not room.is_full:
-            together = _together(room, largest)
-            some = self.get(list(keys[len(values) : len(values) + together]))
-            values += some if room.admits_all(some) else room.those_that_fit(some)
-            largest = max(largest, room.cost.largest(some))
-        return values
-
-    def _halves(
-        self, keys: Sequence[bytes], read: Callable[[Sequence[bytes]], list[bytes | None]]
-    ) -> list[bytes | None]:
-        """Return the values of all keys; a helper thread reads the second half, unless it is busy."""
-        rest = keys[len(keys) // 2 :]
-        beside = self._memory.helper.submit(read, rest)
-        try:
-            values = read(keys[: len(keys) // 2])
-        finally:
-            has_begun = not beside.cancel()
-            if has_begun:
-                wait((beside,))  # the store must not be closed before
-        return values + (beside.result() if has_begun else read(rest))
+        return values + get_rest(self.get, keys[READ_TOGETHER:], values, room, self._memory.helper)
 
     def absent(self, keys: Sequence[bytes]) -> list[bool]:
         """Return, for each key, whether it is absent."""
@@ -451,28 +407,12 @@ class KeyValueStore:
 
     def values_while(self, first: bytes, count: int, room: Room) -> list[bytes]:
         """Do the same as `values_from`, as many as fit. A few small first rows are kept in memory."""
-        values: list[bytes] = []
-        last: bytes | None = None
-        largest = 0
         if not self.is_made:
-            return values
+            return []
         begun = self._first_rows.begin() if first == ROW_PREFIX else None
         with self._files as database:
-            rows = database.items(from_key=first)
-            while len(values) < count:
-                together = min(count - len(values), _together(room, largest))
-                some = list(itertools.islice(rows, together))
-                if some:
-                    keys, found = zip(*some, strict=True)
-                    values += found if room.admits_all(found) else room.those_that_fit(found)
-                    if room.is_full:
-                        return values
-                    last, largest = keys[-1], max(largest, room.cost.largest(found))
-                if len(some) < together:
-                    _check_end(database, first, last)
-                    last = None
-                    break
-        if begun is not None and count:
+            values, last = values_that_fit(database, first, count, room)
+        if begun is not None and count and not room.is_full:
             self._first_rows.remember(begun, values, last)
         return values
 
@@ -508,41 +448,7 @@ class KeyValueStore:
         if not self.is_made:
             return [0] * len(prefixes), [], None
         with self._files as database:
-            return self._by_prefix(database, prefixes, room, after)
-
-    def _by_prefix(
-        self, database: Any, prefixes: Sequence[bytes], room: Room, after: bytes | None
-    ) -> tuple[list[int], list[bytes], bytes | None]:
-        iterator = database.iter(ReadOptions())
-        key_here, value_here, go_on = iterator.key, iterator.value, iterator.next
-        width, factor, left = room.cost.width, room.cost.expansion, room.max_bytes - room.used
-        counts: list[int] = []
-        values: list[bytes] = []
-        last: bytes | None = None
-        for prefix in prefixes:
-            if room.is_full:
-                break
-            before = len(values)
-            iterator.seek(prefix if after is None else max(prefix, after + b"\x00"))
-            after = None
-            while (key := key_here()) is not None and key.startswith(prefix):
-                value = value_here()
-                size = width + factor * len(value)
-                if size > left:  # counted here as `room` would, without a call for each row
-                    room.used = room.max_bytes - left
-                    if not room.admits(value):
-                        if len(values) > before:
-                            counts.append(len(values) - before)
-                        return counts, values, last if len(values) > before else None
-                left -= size
-                values.append(value)
-                last = key
-                go_on()
-            if key is None:
-                iterator.status()  # raises if the iteration ended because of an error
-            counts.append(len(values) - before)
-        room.used = room.max_bytes - left
-        return counts, values, None
+            return values_of_prefixes(database, prefixes, room, after)
 
     def snapshot(self) -> StoreSnapshot:
         """Pin the present state, which stays open until the snapshot ends; writes may go on."""
@@ -651,23 +557,3 @@ def _open(path: Path, memory: SharedMemory, stores: int, *, must_exist: bool = F
             raise StoreInUseError(str(error)) from error
         raise_passing(error)
         raise DamagedStoreError(str(error)) from error
-
-
-def _together(room: Room, largest: int) -> int:
-    """Return the number of rows to read before their sizes are checked; `largest` is the largest so far, in bytes."""
-    if not largest:
-        return _READ_TOGETHER
-    return _LOOKED_UP_TOGETHER if _LOOKED_UP_TOGETHER * largest <= room.max_bytes - room.used else 1
-
-
-def _check_end(source: Any, first: bytes, last: bytes | None) -> None:
-    """Raise RocksDB's error if an iteration ended because of it.
-
-    Its iterators end at an unreadable block as they end behind the last row. `first` and `last` are the first key and
-    the last key read.
-    """
-    iterator = source.iter(ReadOptions())
-    iterator.seek(first if last is None else last)
-    if last is not None and iterator.valid():
-        iterator.next()
-    iterator.status()

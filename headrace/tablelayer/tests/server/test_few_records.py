@@ -1,4 +1,4 @@
-"""Few records are read one by one on the event loop, with the results of `transcode`, or left to it."""
+"""Few records are read one by one on the event loop, with the results of `records_to_rows`, or left to it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.model.table.derived import Sample, derive
 from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.server.kafka_face.few_records import reader_of
-from headrace.tablelayer.server.kafka_face.few_values import NeedsTranscode
-from headrace.tablelayer.server.kafka_face.transcode import from_kafka
+from headrace.tablelayer.server.kafka_face.few_values import NeedsArrays
+from headrace.tablelayer.server.kafka_face.records_to_rows import from_kafka
 from headrace.tablelayer.server.merge.engines import row_keys
 from headrace.tablelayer.tests.server.test_recorded_events import COLUMNS, recorded
 
@@ -53,12 +53,12 @@ def by_arrays(definition: TableDefinition, pairs: list[Pair]) -> tuple[list[Any]
 
 
 def is_same(definition: TableDefinition, pairs: list[Pair]) -> bool:
-    """Return whether the records were read one by one; then the rows are those of `transcode`."""
+    """Return whether the records were read one by one; then the rows are those of `records_to_rows`."""
     reader = reader_of(definition)
     assert reader is not None
     try:
         few = reader.read(pairs)
-    except NeedsTranscode:
+    except NeedsArrays:
         return False
     assert by_arrays(definition, pairs) == (few.rows, few.keys), pairs
     return True
