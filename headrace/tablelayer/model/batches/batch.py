@@ -107,12 +107,14 @@ def encode_arrow_batch(
     base_offset: int = 0,
     statistics: bytes = b"",
     offset_deltas: npt.NDArray[np.int32] | None = None,
+    message: Buffer | None = None,
 ) -> memoryview:
     """Return one whole batch, ready for a log, a write request or a scanner.
 
     `change_types` is uint8[rows], or None for a batch of appends. `sequence_count` defaults to the number of rows,
     `last_offset_delta` to the last row's. `offset_deltas` (int32[rows]) makes a filtered batch, which has no
-    statistics. Raises ValueError if there is not one change type or offset delta per row.
+    statistics. `message` is the rows' message without compression, if the caller has it. Raises ValueError if there is
+    not one change type or offset delta per row.
     """
     rows = batch.num_rows
     changes = b"" if change_types is None else np.ascontiguousarray(change_types, np.uint8).tobytes()
@@ -124,8 +126,10 @@ def encode_arrow_batch(
             raise ValueError(f"{len(offset_deltas)} offset deltas for {rows} rows")
         flags |= FILTERED
         statistics = offset_deltas.astype("<i4", copy=False).tobytes()
+    if message is None or compression not in (None, ArrowCompression.NONE):
+        message = encode_ipc(batch, compression)
     return with_header(
-        encode_ipc(batch, compression),
+        message,
         rows,
         schema_id=schema_id,
         changes=changes,

@@ -204,10 +204,8 @@ class KeyBucket(StoredBucket):
         A batch is known to the tablet after its append, which may have been told to be replicated before.
         """
         tablet = self._tablet
-        if tablet is None or self._tasks.under_way(Kind.STORE) is not None:
-            return
-        count = tablet.covered(self._candidate)
-        if not count:
+        count = 0 if tablet is None else tablet.covered(self._candidate)
+        if tablet is None or not count or self._tasks.under_way(Kind.STORE) is not None:
             return
         try:
             is_stored = self._no_space is None and tablet.store_at_once(count)

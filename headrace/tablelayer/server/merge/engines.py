@@ -99,6 +99,7 @@ class Merged(msgspec.Struct, frozen=True):
     """The changes to log and to store.
 
     changelog, change_types  the emitted rows, uint8[n]
+    message                  the Arrow message of these rows, if they were made from one
     keys, values             in key order: encoded rows to store, None to delete
     row_delta                (+I) - (-D)
     numbers_taken            number of values that the auto-increment column has used
@@ -110,6 +111,7 @@ class Merged(msgspec.Struct, frozen=True):
     values: list[bytes | None]
     row_delta: int
     numbers_taken: int = 0
+    message: memoryview | None = None
 
 
 def row_keys(schema: Schema, rows: pa.RecordBatch, columns: tuple[str, ...] | None = None) -> pa.BinaryArray:
@@ -169,18 +171,19 @@ def merge(
         images = _with_kept(rules, engine, images, operations.kept, stored, before, old)
     indices, change_types = _emit(old, updated, inserted, deleted, full_image=rules.full_image)
     encoded: pa.BinaryArray | None = None
+    message: memoryview | None = None
     if len(indices) == count and inserted.all():
         changelog = images
     elif len(indices) and int(indices.max()) >= count:
         encoded = encode_rows(images, schema)
-        changelog = stored.behind(images, encoded, indices)
+        changelog, message = stored.behind(images, encoded, indices)
     else:
         changelog = images.take(pa.array(indices))
     keys, values = _to_store(schema, groups, images, encoded, after, updated | inserted | deleted, standing)
     insertions = int(inserted.sum())
     return Merged(
         changelog, change_types, keys, values, insertions - int(deleted.sum()),
-        insertions if rules.auto_increment is not None else 0,
+        insertions if rules.auto_increment is not None else 0, message,
     )  # fmt: skip
 
 
@@ -205,12 +208,14 @@ class _Stored:
             return self._rows.column(index)
         return self._decoded([index]).column(0)
 
-    def behind(self, images: pa.RecordBatch, encoded: pa.BinaryArray, indices: Indices) -> pa.RecordBatch:
-        """Return rows by index into `images` (also given `encoded`), followed by the stored rows."""
+    def behind(
+        self, images: pa.RecordBatch, encoded: pa.BinaryArray, indices: Indices
+    ) -> tuple[pa.RecordBatch, memoryview | None]:
+        """Return rows by index into `images` (also given `encoded`), followed by the stored rows, and their message."""
         message = message_of_arrays([encoded, self._values], self._schema, None, indices)
         if message is None:
-            return pa.concat_batches([images, self.rows]).take(pa.array(indices))
-        return decode_ipc(message, self._schema.arrow())
+            return pa.concat_batches([images, self.rows]).take(pa.array(indices)), None
+        return decode_ipc(message, self._schema.arrow()), message
 
     def _decoded(self, columns: list[int] | None) -> pa.RecordBatch:
         message = message_of_arrays([self._values], self._schema, columns)

@@ -120,6 +120,7 @@ class Tablet:
             producer_epoch=writer.producer_epoch,
             base_sequence=writer.base_sequence,
             statistics=statistics_of(definition, definition.schema, merged.changelog),
+            message=merged.message,
         )
         rule, times = None, None
         if definition.settings.kv_ttl_ms is not None:
