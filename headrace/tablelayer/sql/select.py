@@ -19,7 +19,7 @@ from headrace.tablelayer.client.write.conform import conform
 from headrace.tablelayer.model.ddl import Select
 from headrace.tablelayer.model.errors import TableError
 from headrace.tablelayer.model.filters.conditions import DUCKDB, PushedCondition, arrow_expression, push_down
-from headrace.tablelayer.sql.duck import Engine
+from headrace.tablelayer.sql.duck import Engine, connect
 from headrace.tablelayer.sql.errors import SqlError
 from headrace.tablelayer.sql.sources import (
     INFORMATION_SCHEMA,
@@ -202,14 +202,11 @@ def _of_extremes(table: Table, select: Select) -> Plan | None:
 
 
 def _extremes(table: Table, select: Select, names: list[str], wanted: Any) -> pa.Table:
-    import duckdb
-
     from headrace.tablelayer.model.ddl.select import to_duckdb
 
     by_name = {column.name.lower(): column for column in table.definition.schema.columns}
     found = table.extremes(names, wanted)
-    with duckdb.connect() as database:
-        database.execute("SET TimeZone = 'UTC'")
+    with connect(files=False) as database:
         database.register("extremes", found.rows)
         answer = database.sql(
             to_duckdb(select, {select.tables[0]: "extremes"}, every_row=True)

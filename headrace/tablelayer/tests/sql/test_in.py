@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import os
 from decimal import Decimal
 
 import pyarrow as pa
@@ -9,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.tablelayer.client import DataError, TableError
+from headrace.tablelayer.sql import duck
 from headrace.tablelayer.sql.errors import SqlError
 
 ALL = (
@@ -140,6 +142,23 @@ def test_a_file_that_does_not_fit_is_refused_by_name(sql, tmp_path):
         )
     assert (tmp_path / "kept.csv").read_text() == "as it was"
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_connections_share_a_database_in_a_process_and_see_no_tables_of_others(monkeypatch):
+    def database(connection):
+        return connection.sql("SELECT current_setting('temp_directory')").fetchall()
+
+    with duck.connect() as one, duck.connect() as other:
+        assert database(one) == database(other)
+        one.register("arriving", pa.table({"a": [1]}))
+        one.execute("CREATE TEMP TABLE kept AS FROM arriving")
+        for name in ("arriving", "kept"):
+            with pytest.raises(Exception, match=f"Table with name {name} does not exist"):
+                other.sql(f"FROM {name}")
+        monkeypatch.setattr(duck, "_DATABASES", dict(duck._DATABASES))
+        monkeypatch.setattr(os, "getpid", lambda: 1)  # as in a fork
+        with duck.connect() as forked:
+            assert database(forked) != database(one)
 
 
 def test_a_session_without_files_reads_and_writes_none(sql, tmp_path):
