@@ -363,16 +363,17 @@ class TopicChanges:
         total: int,
         *,
         assignment: Assignment | None = None,
+        changes: Mapping[str, str | None] | None = None,
         validate_only: bool = False,
     ) -> TopicImage:
-        """Grow a topic to `total` partitions. `assignment`: the replicas of each new partition, if the client has
-        chosen them. Raises KafkaError.
+        """Grow a topic to `total` partitions, and change configurations with it as `alter_config` does. `assignment`:
+        the replicas of each new partition, if the client has chosen them. Raises KafkaError.
         """
 
         async def grown(old: TopicImage) -> TopicImage:
             check_growth(old, total)
             check_free_files(old.name, total - old.partition_count, self._free_files())
-            config = await self._revalidated(old, total, dict(old.config))
+            config = await self._revalidated(old, total, _merged(old.config, changes or {}))
             return TopicImage(name, old.topic_id, total, config, old.internal)
 
         return await self._following.to_the_end(self._replace_topic(name, grown, validate_only, assignment))
@@ -390,8 +391,7 @@ class TopicChanges:
         """
 
         async def altered(old: TopicImage) -> TopicImage:
-            merged = {**old.config, **(changes(old.config) if callable(changes) else changes)}
-            config = {key: value for key, value in merged.items() if value is not None}
+            config = _merged(old.config, changes(old.config) if callable(changes) else changes)
             normal = await self._revalidated(old, old.partition_count, config)
             return TopicImage(name, old.topic_id, old.partition_count, normal, old.internal)
 
@@ -434,6 +434,11 @@ class TopicChanges:
         for policy in self._policies:
             config = await policy.validate_change(old, partitions, config)
         return config
+
+
+def _merged(old: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    """Return configurations after changes; None removes one."""
+    return {key: value for key, value in {**old, **changes}.items() if value is not None}
 
 
 def _chosen(topics: Sequence[NewTopic]) -> Iterator[int]:

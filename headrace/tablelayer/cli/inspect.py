@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from headrace.tablelayer.cli.errors import CommandError
 from headrace.tablelayer.client import Connection, Table, TableError
+from headrace.tablelayer.model.options.table_options import SERVER_BUCKET_COUNT
 from headrace.tablelayer.model.schema.schema import Column
 from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.model.table.partitions import check_partitioned
@@ -29,7 +30,7 @@ def table_for_topic(
     name: str,
     topic: str,
     primary_key: Sequence[str],
-    buckets: int,
+    buckets: int | None,
     options: Mapping[str, str],
 ) -> TableDefinition:
     """Return a table for the newest records of a topic. Raises TableError if they do not show its columns."""
@@ -47,7 +48,8 @@ def table_for_topic(
     records.sort(key=lambda record: (record.timestamp_ms, record.partition, record.offset))
     samples = [Sample.of(record.key, record.value) for record in records]
     derived = derive(TablePath.parse(name), samples, primary_key)
-    return replace(derived, bucket_count=buckets, options={**derived.options, **options})
+    count = SERVER_BUCKET_COUNT if buckets is None else buckets
+    return replace(derived, bucket_count=count, options={**derived.options, **options})
 
 
 def tables_for_topics(
@@ -55,7 +57,7 @@ def tables_for_topics(
     database: str | None,
     pattern: str,
     primary_key: Sequence[str],
-    buckets: int,
+    buckets: int | None,
     options: Mapping[str, str],
 ) -> dict[str, TableDefinition]:
     """Return a table by each plain topic that matches a pattern, in `database` or in the last part but one of

@@ -104,7 +104,10 @@ def create(
             show_default=False,
         ),
     ] = None,
-    buckets: Annotated[int, typer.Option(min=1, help="Number of buckets.")] = 1,
+    buckets: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of buckets, by default the server's `default.bucket.number`."),
+    ] = None,
     sets: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Table option; repeatable."),

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from headrace.broker.configs.config_key import ConfigKey, ConfigType, at_least
+from headrace.broker.configs.config_key import ConfigKey, ConfigType, at_least, between
 from headrace.broker.requests.declaration import ApiDeclaration
 from headrace.broker.runtime.invariants import InvariantError
 from headrace.protocol.errors import KafkaError
@@ -26,7 +26,12 @@ from headrace.tablelayer.model.options.lake_options import (
     PAIMON_DOC,
     PAIMON_PREFIX,
 )
-from headrace.tablelayer.model.options.table_options import DECLARED, TableOptions
+from headrace.tablelayer.model.options.table_options import (
+    DECLARED,
+    DEFAULT_BUCKET_COUNT_CONFIG,
+    MAX_BUCKET_COUNT,
+    TableOptions,
+)
 from headrace.tablelayer.model.table.definition import DEFINITION_CONFIGS
 from headrace.tablelayer.server.api.declarations import TableApis
 from headrace.tablelayer.server.api.process import ProcessApi
@@ -95,6 +100,15 @@ _BROKER_CONFIGS = (
         "1000",
         "Maximum number of partitions of one table.",
         at_least(1),
+    ),
+    ConfigKey(
+        DEFAULT_BUCKET_COUNT_CONFIG,
+        ConfigType.INT,
+        "1",
+        "Number of buckets of a new table whose CREATE names none ('bucket.num'). A Kafka client that creates a table "
+        "gives its number of partitions, or gets `num.partitions`.",
+        between(1, MAX_BUCKET_COUNT),
+        dynamic=True,
     ),
     ConfigKey(
         "auto-partition.check.interval.ms",

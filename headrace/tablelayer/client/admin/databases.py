@@ -202,7 +202,9 @@ class AsyncAdmin:
         if answer.lake_format:
             options = {**definition.options, TableOptions.datalake_format.name: answer.lake_format}
             definition = replace(definition, options=options)
-        return definition.with_id(answer.table_id)
+        return definition.with_id(answer.table_id).with_buckets(
+            answer.bucket_count or definition.bucket_count
+        )
 
     async def alter_table(
         self, path: TablePath | str, changes: Sequence[Change], *, expected_schema_id: int | None = None

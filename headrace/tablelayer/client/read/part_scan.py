@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from html import escape
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from headrace.tablelayer.client.wire.retry import (
     is_stale_route,
     may_retry,
     raise_for,
+    retrying,
 )
 from headrace.tablelayer.client.wire.routes import TableRoutes
 from headrace.tablelayer.model.batches.batch import ArrowBatch, ChangeType, schema_id_of
@@ -165,6 +167,14 @@ class PartScan:
         self._as_of = as_of
         self._states_at: Mapping[int, int] = {}
         self._wanted = self._choose(buckets)
+        self._follows = (
+            definition.may_grow
+            and buckets is None
+            and not isinstance(until, Mapping)
+            and len(self._wanted) == definition.bucket_count
+        )
+        """Whether the scan reads all buckets, also those that are added."""
+        self._grew_at = 0.0
         self._channel = f"scan-{next(_scan_numbers)}"
         self._buckets: dict[int, _Bucket] = {}
         self._fetches: dict[int, tuple[list[int], asyncio.Task[list[_Arrived]]]] = {}
@@ -179,9 +189,31 @@ class PartScan:
             else:
                 return list(range(count))
         for bucket in buckets:
-            if not 0 <= bucket < count:
-                raise ValueError(f"{self._topic} has no bucket {bucket}: it has buckets 0 to {count - 1}")
+            if bucket < 0 or (bucket >= count and not self._definition.may_grow):
+                raise self._no_bucket(bucket)
         return sorted(set(buckets))
+
+    def _no_bucket(self, bucket: int) -> ValueError:
+        last = self._definition.bucket_count - 1
+        return ValueError(f"{self._topic} has no bucket {bucket}: it has buckets 0 to {last}")
+
+    async def _look_for_buckets(self, deadline: Deadline) -> range:
+        """Learn the number of buckets, and return the new ones."""
+        self._grew_at = monotonic()
+        known = self._definition.bucket_count
+        count = max(known, await self._routes.bucket_count(deadline))
+        if count > known:
+            self._definition = self._definition.with_buckets(count)
+            self._reader = Reader(self._cluster, self._definition)
+        return range(known, count)
+
+    async def _grow(self, deadline: Deadline) -> None:
+        """Begin to read the buckets that were added, once in `partition_discovery_ms`."""
+        pause = self._config.partition_discovery_ms / 1000
+        if self._follows and self._until is None and monotonic() - self._grew_at >= pause:
+            for bucket in await self._look_for_buckets(deadline):
+                state = self._buckets[bucket] = _Bucket(bucket, None, None, wants_snapshot=False)
+                state.move(0)
 
     def take_arrived(self) -> ScanBatch | None:
         """Return the next batch if it has arrived. Do not call it while another call waits for the next one."""
@@ -267,6 +299,18 @@ class PartScan:
                 yield batch
 
     async def _begin(self) -> None:
+        last, new = max(self._wanted, default=0), range(0)
+        if self._follows or last >= self._definition.bucket_count:
+            new = await retrying(
+                self._look_for_buckets,
+                config=self._config,
+                deadline=Deadline(self._config.delivery_timeout_ms),
+                repeatable=True,
+            )
+            if self._follows:
+                self._wanted += new
+            elif last >= self._definition.bucket_count:
+                raise self._no_bucket(last)
         until: Mapping[int, int] = {}
         if self._until == "latest":
             until = await self._reader.offsets("latest", self._wanted)
@@ -280,7 +324,7 @@ class PartScan:
         if self._as_of is not None:
             self._states_at = await self._reader.offsets_as_of(self._as_of, self._wanted)
         if isinstance(start, Mapping):
-            offsets = start
+            offsets = {**dict.fromkeys(new, 0), **start}
         elif not snapshot:
             offsets = await self._reader.offsets("earliest" if start == "full" else start, self._wanted)
         for bucket in self._wanted:
@@ -327,6 +371,7 @@ class PartScan:
         backoff = Backoff(self._config)
         while True:
             try:
+                await self._grow(patience)
                 await self._start_fetches(patience)
                 tasks = [task for _, task in self._fetches.values()]
                 timeout = None if deadline is None else deadline.remaining_ms / 1000

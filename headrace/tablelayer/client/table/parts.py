@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
+from time import monotonic
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 
+from headrace.protocol.errors import KafkaError
 from headrace.tablelayer.client.admin.partitions import create_partition, list_partitions
-from headrace.tablelayer.client.errors import ConnectionFailed, DataError, OutcomeUnknown
+from headrace.tablelayer.client.errors import ConnectionFailed, DataError, OutcomeUnknown, RequestTimeout
 from headrace.tablelayer.client.read.reader import Reader
 from headrace.tablelayer.client.read.state import snapshot_pieces
 from headrace.tablelayer.client.wire.cluster import Cluster
-from headrace.tablelayer.client.wire.retry import together
+from headrace.tablelayer.client.wire.retry import Deadline, retrying, together
+from headrace.tablelayer.client.wire.routes import TableRoutes
 from headrace.tablelayer.client.write.lane import WHOLE_ROWS, WriteMode
 from headrace.tablelayer.client.write.pieces import check_rows_fit
 from headrace.tablelayer.client.write.split import split_by_partition
@@ -58,6 +61,7 @@ class Part:
         self.definition = definition
         self.reader = Reader(cluster, definition)
         self.writer = Writer(cluster, definition)
+        self._grew_at = monotonic()
 
     @property
     def table_id(self) -> UUID:
@@ -72,9 +76,30 @@ class Part:
         return range(self.definition.bucket_count)
 
     def adopt(self, definition: StoredTable) -> None:
-        """Use this definition of the same part from now on."""
-        self.definition = definition
-        self.reader = Reader(self._cluster, definition)
+        """Use this definition of the same part from now on. The number of buckets never becomes smaller."""
+        self.definition = definition.with_buckets(max(definition.bucket_count, self.definition.bucket_count))
+        self.reader = Reader(self._cluster, self.definition)
+        self.writer.grow(self.definition.bucket_count)
+
+    async def grow(self) -> None:
+        """Learn the number of buckets, if it may have grown. Raises KafkaError, ConnectionFailed, TableError."""
+        if not self.definition.may_grow:
+            return
+        self._grew_at = monotonic()
+        found = await retrying(
+            TableRoutes(self._cluster, self.definition).bucket_count,
+            config=self._cluster.config,
+            deadline=Deadline(self._cluster.config.delivery_timeout_ms),
+            repeatable=True,
+        )
+        if found > self.definition.bucket_count:
+            self.adopt(self.definition.with_buckets(found))
+
+    async def grow_to_write(self) -> None:
+        """Learn the number of buckets every `partition_discovery_ms`; the known ones do until it can be learned."""
+        if monotonic() - self._grew_at >= self._cluster.config.partition_discovery_ms / 1000:
+            with suppress(KafkaError, ConnectionFailed, RequestTimeout):
+                await self.grow()
 
     async def states(
         self, ids: list[int] | None, schema: pa.Schema, offsets: Mapping[int, int] | None, **asked: Any
@@ -136,7 +161,7 @@ class Parts:
     async def all(self) -> list[Part]:
         """Return the parts that reads see, by name."""
         if self._whole is not None:
-            return [self._whole]
+            return [await self._grown(self._whole)]
         return [self.opened(each) for each in await self.partitions()]
 
     async def named(self, name: str) -> Part:
@@ -156,7 +181,13 @@ class Parts:
             return await self.named(partition)
         if self._whole is None:
             raise self.needs_partition(doing, "name one with `partition`")
-        return self._whole
+        return await self._grown(self._whole)
+
+    async def _grown(self, whole: Part) -> Part:
+        """Return the single part, with the buckets that it has now."""
+        await whole.grow()
+        self.definition = self.definition.with_buckets(whole.definition.bucket_count)
+        return whole
 
     def opened(self, partition: Partition) -> Part:
         """Return the part of a partition that exists."""
@@ -251,7 +282,7 @@ class Parts:
     def _of_partition(definition: StoredTable, name: str, part: Part) -> StoredTable:
         known = part.definition
         if name == WHOLE:
-            return definition
+            return definition.with_buckets(known.bucket_count)
         return definition.of_partition(name, known.table_id, known.bucket_count)
 
     # -- rows
@@ -296,6 +327,7 @@ class Parts:
         """
         check_rows_fit(rows, str(definition.path))
         if self._whole is not None:
+            await self._whole.grow_to_write()
             return await self._whole.writer.write(
                 rows, definition=definition, change_type=change_type, mode=mode
             )
@@ -362,6 +394,7 @@ class Parts:
         for name, theirs, _ in await self._split_to_write(rows):
             part = await (self._find_or_make(name) if made else self._find(name))
             if part is not None:
+                await part.grow_to_write()
                 found.append((name, self._of_partition(definition, name, part), theirs))
         return found
 

@@ -82,7 +82,7 @@ class AsyncScan:
         }
 
         def source(begin: Any) -> PartScan | PartsScan:
-            ends = [begin, *places[1:]]
+            ends, definition = [begin, *places[1:]], parts.definition
             if definition.is_partitioned:
                 return PartsScan(cluster, parts, *ends, **asked)
             own = [place.get(WHOLE, {}) if isinstance(place, Mapping) else place for place in ends]

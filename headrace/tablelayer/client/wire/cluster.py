@@ -390,6 +390,11 @@ class Cluster:
             task.add_done_callback(lambda done: self._refreshed(topic, done))
         return await asyncio.shield(task)
 
+    async def fresh_routes(self, topic: str, deadline: Deadline) -> TopicRoutes:
+        """Return the routes as the cluster knows them now, whatever is in the cache; as `routes` otherwise."""
+        self._routes.pop(topic, None)
+        return await self.routes(topic, deadline)
+
     def known_routes(self, topic: str) -> TopicRoutes | None:
         """Return the cached routes unless they are too old. From any thread."""
         routes = self._routes.get(topic)

@@ -163,6 +163,9 @@ class DirectCluster(Cluster):
             raise NotAtOnce
         return routes
 
+    async def fresh_routes(self, topic: str, deadline: Deadline) -> TopicRoutes:
+        raise NotAtOnce
+
     def forget_routes(self, topic: str) -> None:
         self._behind.forget_routes(topic)
 

@@ -62,6 +62,15 @@ class TableRoutes:
             )
         return TableDefinition.from_json(answer.definition).with_id(answer.table_id)
 
+    async def bucket_count(self, deadline: Deadline) -> int:
+        """Return the number of buckets that the table has now. One attempt; errors as `leader`."""
+        try:
+            return len((await self._cluster.fresh_routes(self._path.topic, deadline)).leaders)
+        except KafkaError as error:
+            if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                await self._check_existence(deadline)
+            raise
+
     def forget(self) -> None:
         """Drop the routes; the next use asks again."""
         self._cluster.forget_routes(self._path.topic)

@@ -128,11 +128,25 @@ class Writer:
         self._in_flight_by_leader: dict[int, int] = {}
         self._failing: dict[int, tuple[float, float]] = {}
         """The time since when a bucket's writes fail, and the time of the last warning, by bucket."""
-        self._spread = Spread(
-            definition.bucket_count,
-            cluster.config.batch_size_bytes,
-            round_robin=cluster.config.no_key_assigner == "round_robin",
+        self._spread = self._new_spread()
+
+    def _new_spread(self) -> Spread:
+        config = self._config
+        return Spread(
+            self._definition.bucket_count,
+            config.batch_size_bytes,
+            round_robin=config.no_key_assigner == "round_robin",
         )
+
+    def grow(self, bucket_count: int) -> None:
+        """Use this many buckets for rows that are written from now on, if they are more than before."""
+        config = self._config
+        added = range(self._definition.bucket_count, bucket_count)
+        if added:
+            # A new mapping, because the sender may be iterating over the old one.
+            self._lanes = {**self._lanes, **{b: Lane(b, config.max_in_flight) for b in added}}
+            self._definition = self._definition.with_buckets(bucket_count)
+            self._spread = self._new_spread()
 
     async def write(
         self,

@@ -40,13 +40,15 @@ def create_table_sql(definition: TableDefinition) -> str:
         sql += f" COMMENT {quote_text(definition.comment)}"
     if definition.partition_keys:
         sql += f" PARTITIONED BY ({', '.join(quote_name(name) for name in definition.partition_keys)})"
-    options = {BUCKET_COUNT: str(definition.bucket_count)}
+    options = {BUCKET_COUNT: str(definition.bucket_count)} if definition.bucket_count else {}
     if definition.bucket_key != definition.default_bucket_key:
         options[BUCKET_KEY] = ",".join(definition.bucket_key)
     options.update(definition.options)
     for column in definition.schema.columns:
         if column.aggregate is not None:
             options.update(options_of(column.name, column.aggregate))
+    if not options:
+        return sql
     pairs = [f"{quote_text(name)} = {quote_text(value)}" for name, value in options.items()]
     return sql + " WITH (\n  " + ",\n  ".join(pairs) + "\n)"
 

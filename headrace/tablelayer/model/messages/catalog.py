@@ -52,10 +52,13 @@ class CreateTableRequest(ApiMessage, key=10003, kind="request", versions="0", fl
 
 
 class CreateTableResponse(TableResponse, key=10003, kind="response", versions="0", flexible="0+"):
-    """`lake_format`: the recorded `table.datalake.format`, which the server may have chosen; empty: none."""
+    """The server may have chosen `lake_format`, the recorded `table.datalake.format` (empty: none), and the number of
+    buckets.
+    """
 
     table_id: UUID = uuid()
     lake_format: str = string(default="", ignorable=True, tag=0)
+    bucket_count: int = int32(default=0, ignorable=True, tag=1)
 
 
 class DropTableRequest(ApiMessage, key=10004, kind="request", versions="0", flexible="0+"):

@@ -56,7 +56,9 @@ BUCKET_COUNT = "bucket.num"
 BUCKET_KEY = "bucket.key"
 _OF_STATEMENTS = (BUCKET_COUNT, BUCKET_KEY)
 MAX_BUCKET_COUNT = 4096  # Fluss's max.bucket.num
-DEFAULT_BUCKET_COUNT = 1  # Fluss's default.bucket.number
+DEFAULT_BUCKET_COUNT_CONFIG = "default.bucket.number"
+SERVER_BUCKET_COUNT = 0
+"""In the definition of a new table: the server's `default.bucket.number`."""
 
 _MINUTE_MS = 60_000
 _DAY_MS = 86_400_000
@@ -690,7 +692,9 @@ def parse(name: str, value: str) -> Any:
 
 
 def parse_bucket_count(text: str) -> int:
-    """Return the value of `bucket.num`. Raises TableError(INVALID_TABLE) if it is not a whole number."""
-    if not re.fullmatch(r"\s*[0-9]{1,9}\s*", text):
-        raise invalid_table(f"option '{BUCKET_COUNT}' = '{text}': the value must be a whole number")
+    """Return the value of `bucket.num`. Raises TableError(INVALID_TABLE) if it is not a positive whole number."""
+    if not re.fullmatch(r"\s*0*[1-9][0-9]{0,8}\s*", text):
+        raise invalid_table(
+            f"option '{BUCKET_COUNT}' = '{text}': the value must be a whole number between 1 and {MAX_BUCKET_COUNT}"
+        )
     return int(text)

@@ -64,13 +64,14 @@ class TableDefinition:
     configurations that were given explicitly; `settings` has the effective values. `bucket.num` and `bucket.key`
     among the options are moved to the fields, `fields.<column>.agg` to the schema's columns. `history`: the schemas
     before `schema`, oldest first; together they are `versions`. `partition_keys`: the columns whose values decide a
-    row's partition. The definition of a table that exists is a `StoredTable`.
+    row's partition. `bucket_count` 0, for a new table: the server's `default.bucket.number`. The definition of a table
+    that exists is a `StoredTable`.
     """
 
     path: TablePath
     schema: Schema
     bucket_key: tuple[str, ...] = ()
-    bucket_count: int = table_options.DEFAULT_BUCKET_COUNT
+    bucket_count: int = table_options.SERVER_BUCKET_COUNT
     options: Mapping[str, str] = field(default_factory=dict)
     comment: str | None = None
     history: tuple[Schema, ...] = ()
@@ -226,7 +227,7 @@ class TableDefinition:
             path = TablePath(str(value["database"]), str(value["table"]))
             schema = value["schema"]
             bucket_key = tuple(str(name) for name in value.get("bucket_key", ()))
-            bucket_count = whole_number(value.get("bucket_count", table_options.DEFAULT_BUCKET_COUNT))
+            bucket_count = whole_number(value.get("bucket_count", table_options.SERVER_BUCKET_COUNT))
             given = dict(value.get("options", {}))
             comment = value.get("comment")
             table_id = None if value.get("table_id") is None else UUID(value["table_id"])
@@ -287,6 +288,16 @@ class StoredTable(TableDefinition):
             bucket_count=bucket_count or self.bucket_count,
             is_partitioned=False,
         )
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether this part's number of buckets may grow while it is in use: a log table without a bucket key."""
+        whole = not self.partition_keys
+        return whole and not self.is_primary_key_table and not self.bucket_key
+
+    def with_buckets(self, count: int) -> StoredTable:
+        """Return the same table with another number of buckets."""
+        return self if count == self.bucket_count else self._stored(bucket_count=count)
 
     def to_partition_config(self) -> dict[str, str]:
         """Return the configuration of a partition's topic: its table's id, and Kafka's configurations of the log.
@@ -350,7 +361,7 @@ def _check_path(path: TablePath, partition_keys: Sequence[str]) -> None:
 
 def _validate(definition: TableDefinition) -> None:
     _check_path(definition.path, definition.partition_keys)
-    if not 1 <= definition.bucket_count <= table_options.MAX_BUCKET_COUNT:
+    if not 0 <= definition.bucket_count <= table_options.MAX_BUCKET_COUNT:
         raise invalid_table(
             f"table {definition.path}: the number of buckets is {definition.bucket_count}; it must be between 1 and "
             f"{table_options.MAX_BUCKET_COUNT}"

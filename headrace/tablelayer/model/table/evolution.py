@@ -8,8 +8,9 @@ written under it. Column ids are never used again, not even those of dropped col
 of the present table. Where changes are serialized, it works as a compare-and-set: of two ALTERs that began with the
 same schema the second one fails, and can start again from the first one's result.
 
-The columns of the primary key and of the bucket key, their types, and the number of buckets can never change, because
-they decide where a row is; renaming the columns is possible. Types can only become wider, so that every stored value
+The columns of the primary key and of the bucket key, and their types, can never change, because they decide where a
+row is; renaming the columns is possible. The number of buckets can grow where no reader looks for a row in the bucket
+of its key (`check_bucket_count`). Types can only become wider, so that every stored value
 has a value in the new type. NOT NULL can be removed, but not added.
 """
 
@@ -212,6 +213,7 @@ class _Work(Generic[Definition]):
         self.partition_keys = list(definition.partition_keys)
         self.options = dict(definition.options)
         self.comment = definition.comment
+        self.bucket_count = definition.bucket_count
         self.functions: dict[str, str] = {}
         self.first_new_id = self.next_id = 1 + max(
             column.id for schema in definition.versions.schemas for column in schema.columns
@@ -229,6 +231,10 @@ class _Work(Generic[Definition]):
                 self.modify(change)
             case SetOptions():
                 for name, value in change.options.items():
+                    if name == table_options.BUCKET_COUNT:
+                        self.bucket_count = table_options.parse_bucket_count(value)
+                        check_bucket_count(self.definition, self.bucket_count)
+                        continue
                     self.check_alterable(name)
                     if is_aggregate_option(name):
                         self.functions[name] = value
@@ -271,6 +277,7 @@ class _Work(Generic[Definition]):
             schema=schema,
             history=history,
             bucket_key=tuple(self.bucket_key),
+            bucket_count=self.bucket_count,
             partition_keys=tuple(self.partition_keys),
             options=options,
             comment=self.comment,
@@ -416,12 +423,41 @@ class _Work(Generic[Definition]):
         path = self.definition.path
         if name == table_options.BUCKET_COUNT:
             raise invalid_table(
-                f"the number of buckets of table {path} is fixed: it decides where rows are. Copy the table:"
-                f" CREATE TABLE copy WITH ('{name}' = '8') LIKE {path.table}; INSERT INTO copy SELECT * FROM"
-                f" {path.table}"
+                f"'{name}' of table {path} cannot be reset: set the number of buckets that it should have"
             )
         if name == table_options.BUCKET_KEY:
             raise invalid_table(f"the bucket key of table {path} is fixed: it decides where rows are")
+
+
+def check_bucket_count(definition: TableDefinition, count: int) -> None:
+    """Raise TableError(INVALID_TABLE) unless the table may have `count` buckets from now on.
+
+    A log table may get more. Rows stay where they are, and new rows use all buckets; a partitioned table's partitions
+    keep theirs, and new partitions have the new number. A key's bucket must not change within a part: state and order
+    of its rows are in one bucket.
+    """
+    old, path = definition.bucket_count, definition.path
+    if count == old:
+        return
+    if definition.is_primary_key_table:
+        why = "is fixed: it decides where the row of a key is"
+    elif count < old:
+        why = f"is {old} and cannot become {count}: the rows of a bucket stay in it"
+    elif definition.bucket_key and not definition.is_partitioned:
+        why = (
+            f"is fixed: rows with the same bucket key ({', '.join(definition.bucket_key)}) stay in one bucket"
+        )
+    elif count > table_options.MAX_BUCKET_COUNT:
+        raise invalid_table(
+            f"table {path}: the number of buckets would be {count}; it must be between 1 and "
+            f"{table_options.MAX_BUCKET_COUNT}"
+        )
+    else:
+        return
+    raise invalid_table(
+        f"the number of buckets of table {path} {why}. Copy the table: CREATE TABLE copy WITH"
+        f" ('{table_options.BUCKET_COUNT}' = '{count}') LIKE {path.table}; INSERT INTO copy SELECT * FROM {path.table}"
+    )
 
 
 def check_successor(before: TableDefinition, after: TableDefinition) -> None:

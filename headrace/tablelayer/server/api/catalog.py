@@ -97,7 +97,9 @@ class CatalogHandlers:
         )
         await self._create_first_partitions(topic.topic_id)
         return m.CreateTableResponse(
-            table_id=topic.topic_id, lake_format=topic.config.get(TableOptions.datalake_format.name, "")
+            table_id=topic.topic_id,
+            lake_format=topic.config.get(TableOptions.datalake_format.name, ""),
+            bucket_count=topic.partition_count,
         )
 
     async def _create_first_partitions(self, table_id: UUID) -> None:
@@ -144,11 +146,14 @@ class CatalogHandlers:
     ) -> m.AlterTableResponse:
         path = TablePath(request.database, request.table)
         self._rights.require(context, Operation.ALTER, path)
+
+        def check(config: Mapping[str, str | None], added: int) -> None:
+            self._rights.require_dead_letters(context, config)
+            if added:
+                context.mutates(added)
+
         definition = await self._catalog.alter_table(
-            path,
-            request.changes,
-            expected_schema_id=request.expected_schema_id,
-            check=lambda config: self._rights.require_dead_letters(context, config),
+            path, request.changes, expected_schema_id=request.expected_schema_id, check=check
         )
         return m.AlterTableResponse(definition=await self._services.run(definition.to_json))
 

@@ -20,6 +20,7 @@ import msgspec
 from headrace.broker.metadata.nodes import follow, modify
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.options.table_options import DEFAULT_BUCKET_COUNT_CONFIG
 from headrace.tablelayer.model.table.definition import (
     PARTITION_OF_CONFIG,
     PARTITIONED_BY_CONFIG,
@@ -378,7 +379,8 @@ class Catalog:
         `check` is called first, once path, buckets and configuration are known. Raises TableError, and what `check`
         raises.
         """
-        path, buckets, config = await self.reader.run(read_definition, text)
+        default = self.context.config[DEFAULT_BUCKET_COUNT_CONFIG]
+        path, buckets, config = await self.reader.run(read_definition, text, default)
         check(path, buckets, config)
         self.check_database(path.database)
         if path.partition is not None:
@@ -411,11 +413,12 @@ class Catalog:
         text: str,
         *,
         expected_schema_id: int = -1,
-        check: Callable[[Mapping[str, str | None]], None] = lambda config: None,
+        check: Callable[[Mapping[str, str | None], int], None] = lambda config, added: None,
     ) -> StoredTable:
         """Apply all changes of a list in JSON, or none; return the altered table.
 
-        `check` is called for each set of changed configurations. Raises TableError, and what `check` raises.
+        `check` is called with each set of changed configurations and the number of added buckets. Raises TableError,
+        and what `check` raises.
 
         Concurrent ALTERs run one after the other. If another request changes the topic's configuration meanwhile, the
         metadata rejects the change, because it was not made from the current schema. It is then computed again.
@@ -437,7 +440,7 @@ class Catalog:
         path: TablePath,
         changes: Sequence[Change],
         expected_schema_id: int,
-        check: Callable[[Mapping[str, str | None]], None],
+        check: Callable[[Mapping[str, str | None], int], None],
     ) -> StoredTable:
         while True:
             before = self.by_path(path)
@@ -446,18 +449,25 @@ class Catalog:
                     TableErrorCode.SCHEMA_CHANGED,
                     f"table {path} now has schema {before.schema.schema_id}, not {expected_schema_id}",
                 )
-            changed = await self.reader.run(changed_configs, before, changes)
-            if not changed:
+            changed, buckets = await self.reader.run(changed_configs, before, changes)
+            added = buckets - before.bucket_count
+            if not changed and not added:
                 return before
-            check(changed)
+            check(changed, added)
+            topics = self.context.topics
             try:
-                await self.context.topics.alter_config(path.topic, changed)
+                if added:
+                    await topics.create_partitions(path.topic, buckets, changes=changed)
+                else:
+                    await topics.alter_config(path.topic, changed)
             except KafkaError as error:
                 if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                     raise TableError(TableErrorCode.TABLE_NOT_FOUND, f"table {path} does not exist") from None
-                if error.code not in (ErrorCode.INVALID_CONFIG, ErrorCode.INVALID_REQUEST):
+                refused = ErrorCode.INVALID_CONFIG, ErrorCode.INVALID_REQUEST, ErrorCode.INVALID_PARTITIONS
+                if error.code not in refused:
                     raise
-                if self.by_path(path).schema.schema_id != before.schema.schema_id:
+                now = self.by_path(path)
+                if (now.schema.schema_id, now.bucket_count) != (before.schema.schema_id, before.bucket_count):
                     continue
                 raise TableError(TableErrorCode.INVALID_TABLE, error.message) from None
             return self.by_path(path)
@@ -541,7 +551,9 @@ class Catalog:
                     raise
                 existing = self.context.metadata.topic(path.topic)
                 if existing is None:
-                    self.by_path(definition.path)
+                    now = self.by_path(definition.path)
+                    if now.bucket_count != definition.bucket_count:
+                        return await self.create_partition(now, name, ignore_if_exists=ignore_if_exists)
                     raise TableError(TableErrorCode.INVALID_PARTITION, error.message) from None
             else:
                 return self.definition(topic)

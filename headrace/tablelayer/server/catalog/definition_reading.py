@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
-from headrace.tablelayer.model.options.table_options import TableOptions, parse
+from headrace.tablelayer.model.options.table_options import SERVER_BUCKET_COUNT, TableOptions, parse
 from headrace.tablelayer.model.schema.schema import FIRST_SCHEMA_ID
 from headrace.tablelayer.model.table.definition import HISTORY_CONFIG, TableDefinition
 from headrace.tablelayer.model.table.evolution import Change, changes_from_json, evolve
@@ -49,9 +50,11 @@ class ReadConfig(dict[str, str]):
         self.definition = definition
 
 
-def read_definition(text: str) -> tuple[TablePath, int, dict[str, str]]:
+def read_definition(text: str, default_bucket_count: int) -> tuple[TablePath, int, dict[str, str]]:
     _check_size("the definition", text)
     definition = TableDefinition.from_json(text)
+    if definition.bucket_count == SERVER_BUCKET_COUNT:
+        definition = replace(definition, bucket_count=default_bucket_count)
     return definition.path, definition.bucket_count, definition.to_topic_config()
 
 
@@ -60,9 +63,12 @@ def read_changes(text: str) -> tuple[Change, ...]:
     return changes_from_json(text)
 
 
-def changed_configs(before: TableDefinition, changes: Sequence[Change]) -> dict[str, str | None]:
-    new, old = evolve(before, changes).to_topic_config(), before.to_topic_config()
-    return {name: new.get(name) for name in {*old, *new} if old.get(name) != new.get(name)}
+def changed_configs(before: TableDefinition, changes: Sequence[Change]) -> tuple[dict[str, str | None], int]:
+    """Return the configurations that change, and the number of buckets."""
+    after = evolve(before, changes)
+    new, old = after.to_topic_config(), before.to_topic_config()
+    changed = {name: new.get(name) for name in {*old, *new} if old.get(name) != new.get(name)}
+    return changed, after.bucket_count
 
 
 def read_new(

@@ -22,6 +22,7 @@ from headrace.tablelayer.model.table.definition import (
     SCHEMA_CONFIG,
     TableDefinition,
 )
+from headrace.tablelayer.model.table.evolution import check_bucket_count
 from headrace.tablelayer.model.table.partition_keys import values_of
 from headrace.tablelayer.model.table.partitions import check_partitioned, spec_texts
 from headrace.tablelayer.model.table.path import DEFAULT_DATABASE, TablePath
@@ -172,12 +173,10 @@ class TopicChecks:
             wanted = self._with_topic_lake(topic.name, config, topic.config)
             _check_fixed_in_lake(topic, wanted)
             return wanted
-        if partitions != topic.partition_count:
-            raise KafkaError(
-                ErrorCode.INVALID_PARTITIONS,
-                f"table {topic.name} has {topic.partition_count} buckets, which cannot change: "
-                "its rows are placed by that number",
-            )
+        try:
+            check_bucket_count(self._catalog.definition(topic), partitions)
+        except TableError as error:
+            raise KafkaError(ErrorCode.INVALID_PARTITIONS, error.message) from None
         try:
             _refuse_record_options(config)
             _refuse_topic_lake(config)

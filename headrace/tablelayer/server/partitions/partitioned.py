@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from headrace.broker.log.partition_log import AppendInfo
 from headrace.broker.partitions.hooks import FetchedRecords
@@ -72,12 +74,43 @@ class PartitionedBucket(LogBucket):
         writer = kafka_face.forwarded(header, self.partition.index, by_whole_table=True)
         try:
             operations = await self.services.run(decode, definition, opened)
-            parts = await self.services.run(_split, definition, operations, self.partition.index)
+            parts = await self.services.run(self._split, definition, operations)
             await self._write_partitions(definition, parts, writer, acks, timeout_ms)
             own = made_for(definition, Operations(no_rows(definition)))
             return await self.write_rows(own, Writer.of(header), size, acks, timeout_ms)
         except TableError as error:
             raise as_kafka_error(error, definition) from error
+
+    def _split(self, definition: StoredTable, operations: Operations) -> dict[str, dict[int, Operations]]:
+        """Return rows by partition and bucket, in order. Raises RowError. Thread-safe.
+
+        Without a bucket key all rows of a partition go to one bucket, by the producer's choice.
+        """
+        rows = operations.rows
+        try:
+            codes, names = partitions_of_rows(definition.partition_keys, rows)
+        except RowError as error:
+            if operations.sent_as is None:
+                raise
+            raise RowError(int(operations.sent_as[error.index]), error.column, error.reason) from error
+        catalog = self.services.catalog
+        counts = [catalog.bucket_count(definition.path.of_partition(name)) for name in names]
+        placed = {
+            count: self._buckets(definition.with_buckets(count or definition.bucket_count), rows)
+            for count in set(counts)
+        }
+        parts: dict[str, dict[int, Operations]] = {}
+        for code, name in enumerate(names):
+            in_partition, buckets = codes == code, placed[counts[code]]
+            for bucket in np.unique(buckets[in_partition]).tolist():
+                chosen = np.flatnonzero(in_partition & (buckets == bucket))
+                parts.setdefault(name, {})[bucket] = operations.select(chosen)
+        return parts
+
+    def _buckets(self, definition: StoredTable, rows: pa.RecordBatch) -> npt.NDArray[np.int32]:
+        if definition.bucket_key:
+            return bucket_of(definition, rows)
+        return np.full(rows.num_rows, self.partition.index % definition.bucket_count, np.int32)
 
     async def _make_partitions(self, definition: StoredTable, names: list[str]) -> None:
         """Create all missing partitions before any row is written; a row without a partition refuses the batch."""
@@ -185,28 +218,3 @@ class OrphanBucket:
 
     async def delete(self) -> None:
         await self._run(self._disk.remove_tree, self._directory)
-
-
-def _split(
-    definition: StoredTable, operations: Operations, unkeyed_bucket: int
-) -> dict[str, dict[int, Operations]]:
-    """Return rows by partition and bucket, in order; without a bucket key all go to one bucket. Raises RowError."""
-    rows = operations.rows
-    try:
-        codes, names = partitions_of_rows(definition.partition_keys, rows)
-    except RowError as error:
-        if operations.sent_as is None:
-            raise
-        raise RowError(int(operations.sent_as[error.index]), error.column, error.reason) from error
-    buckets = (
-        bucket_of(definition, rows)
-        if definition.bucket_key
-        else np.full(rows.num_rows, unkeyed_bucket, np.int32)
-    )
-    parts: dict[str, dict[int, Operations]] = {}
-    for code, name in enumerate(names):
-        in_partition = codes == code
-        for bucket in np.unique(buckets[in_partition]).tolist():
-            chosen = np.flatnonzero(in_partition & (buckets == bucket))
-            parts.setdefault(name, {})[bucket] = operations.select(chosen)
-    return parts

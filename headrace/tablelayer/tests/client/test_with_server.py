@@ -269,6 +269,30 @@ def test_large_appends_are_spread_over_buckets_and_read_back_whole(make_table):
     assert by_bucket == result.end_offsets
 
 
+def test_open_handles_use_the_buckets_that_a_table_gets(server_address, make_table):
+    """Writers, scans that follow, and reads of a handle that was opened before."""
+    quick = ClientConfig(partition_discovery_ms=50, no_key_assigner="round_robin")
+    table, got = make_table(EVENTS), []
+    with connect(server_address, quick) as connection:
+        writing, reading = connection.table(table.path), connection.table(table.path)
+        writing.append([{"id": n} for n in range(10)])
+        with reading.scan(["id"], start="earliest", poll_timeout=20.0) as following:
+            got += next(following).batch["id"].to_pylist()
+            connection.execute(f"ALTER TABLE {table.path} SET ('bucket.num' = '4')")
+            time.sleep(0.1)
+            ends = writing.append([{"id": n} for n in range(10, 50)]).end_offsets
+            assert set(ends) == {0, 1, 2, 3}
+            while len(got) < 50:
+                got += next(following).batch["id"].to_pylist()
+            assert set(following.positions) == {0, 1, 2, 3}
+    assert sorted(got) == list(range(50))
+    assert table.count() == table.to_arrow().num_rows == 50
+    assert table.offsets("latest") == ends
+    assert table.limit(100).num_rows == 50
+    with pytest.raises(ValueError, match="has no bucket 7: it has buckets 0 to 3"):
+        next(iter(table.scan(start={7: 0})))
+
+
 def test_bounds_positions_and_seek(make_table):
     table = make_table("(id BIGINT NOT NULL, text STRING)")
     for start in range(0, 50, 10):

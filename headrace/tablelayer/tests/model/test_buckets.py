@@ -158,7 +158,7 @@ def test_no_bucket_key_and_one_bucket():
     batch = pa.RecordBatch.from_arrays([pa.array([1, 2], pa.int32())], schema=free.schema.arrow())
     with pytest.raises(ValueError, match="no bucket key"):
         bucket_of(free, batch)
-    single = TableDefinition(TablePath("d", "t"), Schema.of([("a", t.INT)], ("a",)))
+    single = TableDefinition(TablePath("d", "t"), Schema.of([("a", t.INT)], ("a",)), bucket_count=1)
     assert bucket_of(single, batch).tolist() == [0, 0]
 
 

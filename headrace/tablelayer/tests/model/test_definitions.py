@@ -220,7 +220,7 @@ def test_bucket_options_are_folded_into_the_fields():
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"bucket_count": 0}, "between 1 and 4096"),
+        ({"bucket_count": -1}, "between 1 and 4096"),
         ({"bucket_count": 4097}, "between 1 and 4096"),
         ({"key": ("nope",)}, "primary key column 'nope' is not a column"),
         ({"key": ("id", "id")}, "twice in the primary key"),
@@ -596,7 +596,7 @@ def test_r9_functions_go_out_and_come_back_in_every_form():
     )  # fmt: skip
     assert table.schema.column("s").aggregate == Aggregate(AggregateFunction.STRING_AGG, " | ")
     assert TableDefinition.from_json(table.to_json()) == table
-    assert from_topic_config(PATH, 1, table.to_topic_config()) == table
+    assert from_topic_config(PATH, table.bucket_count, table.to_topic_config()) == table
     assert pickle.loads(pickle.dumps(table)) == table
     (created,) = parse(create_table_sql(table))
     assert created.definition == table

@@ -151,12 +151,36 @@ def test_what_becomes_of_a_table():
     assert altered(third, "SET ('table.log.ttl' = '1 d')").history == third.history
     assert altered(third, "MODIFY c COMMENT 'x'").schema.column("c").comment == "x"
     assert TableDefinition.from_json(third.to_json()) == third
-    back = from_topic_config(PATH, 1, third.to_topic_config())
+    back = from_topic_config(PATH, third.bucket_count, third.to_topic_config())
     assert (back, back.versions.schemas) == (third, (*second.versions.schemas, third.schema))
     # The retention that followed an option is removed with it.
     ttl = altered(third, "SET ('table.log.ttl' = '1 d')")
     assert ttl.to_topic_config()["retention.ms"] == "86400000"
     assert altered(ttl, "RESET ('table.log.ttl')").to_topic_config() == third.to_topic_config()
+
+
+@pytest.mark.parametrize(
+    ("keys", "bucket_key", "partition_keys", "count", "refused"),
+    [
+        ([], (), (), 5, None),
+        ([], (), (), 2, None),
+        ([], (), (), 1, r"cannot become 1: .*\('bucket.num' = '1'\) LIKE t; INSERT INTO copy"),
+        ([], (), (), 4097, "between 1 and 4096"),
+        ([], ("k",), (), 5, "same bucket key .k. stay in one bucket"),
+        ([], ("k",), ("d",), 5, None),
+        (["k"], (), (), 5, "decides where the row of a key is"),
+        (["k", "d"], (), ("d",), 5, "decides where the row of a key is"),
+    ],
+)
+def test_buckets_are_added_where_no_key_has_its_bucket(keys, bucket_key, partition_keys, count, refused):
+    columns = Schema.of([("k", t.INT), ("d", t.STRING)], keys)
+    before = TableDefinition(PATH, columns, bucket_key, bucket_count=2, partition_keys=partition_keys)
+    set_count = [SetOptions({"bucket.num": str(count)})]
+    if refused is None:
+        assert evolve(before, set_count).bucket_count == count
+    else:
+        with pytest.raises(TableError, match=refused):
+            evolve(before, set_count)
 
 
 def test_options_that_name_columns_follow_them():

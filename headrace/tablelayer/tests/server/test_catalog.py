@@ -15,6 +15,7 @@ from headrace.tablelayer.model.ddl.clauses import parse_columns
 from headrace.tablelayer.model.errors import TableErrorCode
 from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.model.table.path import TablePath
+from headrace.tablelayer.model.table.evolution import SetOptions, changes_to_json
 from headrace.tablelayer.server.extension import TableExtension
 from headrace.tablelayer.server.limits import Limits
 from headrace.tablelayer.tests.server.tables import Tables, tables
@@ -193,7 +194,7 @@ async def test_kafka_admins_create_tables_with_a_schema_config(tmp_path: Path) -
 async def test_what_places_rows_cannot_be_altered(tmp_path: Path) -> None:
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create("id INT, v INT, PRIMARY KEY (id) NOT ENFORCED", buckets=2)
-        with pytest.raises(KafkaError, match="2 buckets"):
+        with pytest.raises(KafkaError, match=r"number of buckets .* is fixed"):
             await all_tables.broker.context.topics.create_partitions("default.t", 4)
         with pytest.raises(KafkaError, match="schema"):
             await all_tables.broker.context.topics.alter_config(
@@ -206,6 +207,22 @@ async def test_what_places_rows_cannot_be_altered(tmp_path: Path) -> None:
         await all_tables.broker.context.topics.create_topic("plain", 1, {})
         with pytest.raises(KafkaError, match="cannot become a table"):
             await all_tables.broker.context.topics.alter_config("plain", {"table.schema": "id INT"})
+
+
+async def test_a_log_table_gets_more_buckets_by_an_alter_or_by_kafka(tmp_path: Path) -> None:
+    async with tables(tmp_path, {"default.bucket.number": "2"}) as all_tables:
+        new = TableDefinition(TablePath("default", "t"), parse_columns("id INT"))
+        made = await send(all_tables, m.CreateTableRequest(definition=new.to_json()))
+        assert made.bucket_count == 2
+        both = [SetOptions({"bucket.num": "3", "table.log.ttl": "1 d"})]
+        alter = m.AlterTableRequest(database="default", table="t", changes=changes_to_json(both))
+        altered = TableDefinition.from_json((await send(all_tables, alter)).definition)
+        assert (altered.bucket_count, altered.options["table.log.ttl"]) == (3, "1 d")
+        topics = all_tables.broker.context.topics
+        await topics.create_partitions("default.t", 4)
+        assert (await all_tables.open()).definition.bucket_count == 4
+        with pytest.raises(KafkaError, match="4 partitions"):
+            await topics.create_partitions("default.t", 3)
 
 
 LAKE = {"datalake.iceberg.warehouse": "/tmp/somewhere"}

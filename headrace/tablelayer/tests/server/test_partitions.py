@@ -56,7 +56,9 @@ async def names(table: Table) -> list[str]:
     return [each.name for each in answer.partitions]
 
 
-async def produce(table: Table, *rows: dict[str, Any] | None, key: Any = None, **options: Any) -> Any:
+async def produce(
+    table: Table, *rows: dict[str, Any] | None, key: Any = None, partition: int = 0, **options: Any
+) -> Any:
     """Produce to the whole table; `None` deletes by `key`."""
     records = [
         Record(
@@ -67,7 +69,8 @@ async def produce(table: Table, *rows: dict[str, Any] | None, key: Any = None, *
         )
         for row in rows
     ]
-    return await table.broker.produce(str(table.definition.path), build_batch(records, **options))
+    batch = build_batch(records, **options)
+    return await table.broker.produce(str(table.definition.path), batch, partition=partition)
 
 
 async def consume(table: Table, topic: str, partition: int = 0) -> list[Any]:
@@ -109,6 +112,30 @@ async def test_r19_rows_of_partitions_expire_by_themselves(tmp_path: Path) -> No
         for topic in ("default.t.d0", "default.t.d1"):
             partition = table.broker.context.replicas.partition(topic, 0)
             assert await partition.wait_for_high_watermark(2, 20_000), "the row and its deletion"
+
+
+@pytest.mark.parametrize("bucket_key", ["", "id"])
+async def test_produced_rows_find_the_buckets_of_their_own_partition(tmp_path: Path, bucket_key: str) -> None:
+    """A partition keeps its number of buckets when the table gets more."""
+    async with tables(tmp_path) as all_tables:
+        key = f", 'bucket.key' = '{bucket_key}'" if bucket_key else ""
+        table = await create(
+            all_tables,
+            f"CREATE TABLE t (dt STRING, id INT) PARTITIONED BY (dt) WITH ('bucket.num' = '2'{key})",
+        )
+        assert (await produce(table, {"dt": "old", "id": 0})).error_code == 0
+        table = await table.alter("SET ('bucket.num' = '5')")
+        rows = [{"dt": dt, "id": n} for dt in ("old", "new") for n in range(20)]
+        for bucket in range(5):
+            answer = await produce(table, *rows, partition=bucket)
+            assert answer.error_code == 0, answer.error_message
+        answer = await table.broker.send(m.ListPartitionsRequest(table_id=table.table_id))
+        counts = {each.name: each.bucket_count for each in answer.partitions}
+        assert counts == {"old": 2, "new": 5}
+        for name, count in counts.items():
+            found = [len(await consume(table, f"default.t.{name}", bucket)) for bucket in range(count)]
+            assert all(found), found
+            assert sum(found) == 100 + (name == "old")
 
 
 async def test_r3_1_a_repeated_batch_of_a_producer_is_written_once(tmp_path: Path) -> None:
