@@ -52,7 +52,8 @@ class ClientConfig:
     #: next. "round_robin": each row goes to the next bucket, which makes smaller batches. Fluss's
     #: client.writer.bucket.no-key-assigner.
     no_key_assigner: str = "sticky"
-    #: Interval at which a scan of a whole partitioned table looks for added and dropped partitions.
+    #: Interval at which a scan of a whole partitioned table looks for added and dropped partitions, and writers and
+    #: scans of a log table for added buckets.
     partition_discovery_ms: int = 1_000
     #: Keys in one lookup request. It limits the answer and lets the server work on several requests at a time.
     lookup_batch_count: int = 16_384

@@ -376,6 +376,7 @@ class IcebergTable:
                 "operation",
                 summary[EPOCH_PROPERTY].cast("bigint").alias("epoch"),
                 functions.expr(self._offsets_expression()).alias("offsets"),
+                summary["total-records"].cast("bigint").alias("total_record_count"),
             )
         )
 

@@ -49,35 +49,35 @@ class IcebergReader:
         """`properties` as for `IcebergTable`. Raises LakeError: pyiceberg is missing, or cannot read the catalog."""
         self.definition = definition
         self.properties = properties
-        self._table: Any = _load(definition, iceberg_properties(properties))
+        self.table: Any = _load(definition, iceberg_properties(properties))
 
     def exists(self) -> bool:
-        return self._table is not None
+        return self.table is not None
 
     @property
     def metadata_location(self) -> str:
         """Location of the table's metadata file, as of the construction of this object."""
-        return str(self._table.metadata_location)
+        return str(self.table.metadata_location)
 
     def metadata_text(self) -> str:
         """Return the metadata file as JSON text, including fields that pyiceberg does not know."""
-        with self._table.io.new_input(self.metadata_location).open() as stream:
+        with self.table.io.new_input(self.metadata_location).open() as stream:
             found: bytes = stream.read()
         return (gzip.decompress(found) if found.startswith(_GZIP) else found).decode()
 
     def state(self, known_snapshot: int | None) -> LakeState:
         """See `LakeTable.find_committed`."""
-        if self._table is None:
+        if self.table is None:
             return LakeState()
-        head, tag = self._table.current_snapshot(), self._table.refs().get(TIERED_NAME)
+        head, tag = self.table.current_snapshot(), self.table.refs().get(TIERED_NAME)
 
         def look_up(number: int) -> LakeSnapshot | None:
-            found = self._table.snapshot_by_id(number)
+            found = self.table.snapshot_by_id(number)
             return None if found is None else LakeSnapshot(number, found.parent_snapshot_id, _summary(found))
 
         return find_committed(
             self.definition,
-            self._table.properties.get(TABLE_ID_PROPERTY),
+            self.table.properties.get(TABLE_ID_PROPERTY),
             None if head is None else head.snapshot_id,
             look_up,
             known_snapshot if tag is not None and tag.snapshot_id == known_snapshot else None,
@@ -86,10 +86,11 @@ class IcebergReader:
     def snapshots(self) -> pa.Table:
         """Return a row for each remaining snapshot, oldest first, in `snapshots_schema`."""
         rows = []
-        found = [] if self._table is None else self._table.metadata.snapshots
+        found = [] if self.table is None else self.table.metadata.snapshots
         for snapshot in sorted(found, key=lambda each: (each.timestamp_ms, each.snapshot_id)):
             summary = _summary(snapshot)
             text, epoch = summary.get(OFFSETS_PROPERTY), summary.get(EPOCH_PROPERTY)
+            total = summary.get("total-records")
             rows.append(
                 {
                     "snapshot_id": snapshot.snapshot_id,
@@ -98,13 +99,21 @@ class IcebergReader:
                     "operation": None if snapshot.summary is None else snapshot.summary.operation.value,
                     "epoch": None if epoch is None else int(epoch),
                     "offsets": None if text is None else listed_offsets(offsets_from_json(text)),
+                    "total_record_count": None if total is None else int(total),
                 }
             )
         return pa.Table.from_pylist(rows, schema=snapshots_schema(self.definition))
 
+    def metadata(self, name: str) -> pa.Table:
+        """See `LakeReader`."""
+        from headrace.tablelayer.lake.iceberg_metadata import TABLES
+        from headrace.tablelayer.lake.metadata import metadata_of
+
+        return metadata_of(TABLES, name, self)
+
     def past_states(self) -> Iterator[LakeState]:
         """See `LakeReader`."""
-        found = [] if self._table is None else self._table.metadata.snapshots
+        found = [] if self.table is None else self.table.metadata.snapshots
         for each in sorted(found, key=lambda each: (each.timestamp_ms, each.snapshot_id), reverse=True):
             text = _summary(each).get(OFFSETS_PROPERTY)
             if text is not None:
@@ -124,17 +133,17 @@ class IcebergReader:
         from headrace.tablelayer.lake.iceberg_projection import keep_nulls
 
         keep_nulls()
-        at = self._table.snapshot_by_id(snapshot)
-        schemas = self._table.schemas()
+        at = self.table.snapshot_by_id(snapshot)
+        schemas = self.table.schemas()
         names = {field.field_id: field.name for field in schemas[at.schema_id].fields}
-        fields = fields_by_column(self._table.properties.get(COLUMNS_PROPERTY), self.definition, 1)
+        fields = fields_by_column(self.table.properties.get(COLUMNS_PROPERTY), self.definition, 1)
         sources = {column.name: names.get(fields.get(column.id, -1)) for column in columns}
         selected = tuple(name for name in sources.values() if name is not None)
         # Counting rows needs one column, and any will do.
         selected = selected or (next(iter(names.values())),)
         row_filter = _pruning(predicate, {column.name: column for column in columns}, sources)
-        scan = self._table.scan(row_filter=row_filter, selected_fields=selected, snapshot_id=snapshot)
-        arrow = ArrowScan(self._table.metadata, self._table.io, scan.projection(), scan.row_filter)
+        scan = self.table.scan(row_filter=row_filter, selected_fields=selected, snapshot_id=snapshot)
+        arrow = ArrowScan(self.table.metadata, self.table.io, scan.projection(), scan.row_filter)
         schema = pa.schema([column.field() for column in columns])
         for task in scan.plan_files():
             if pieces is not None and task.file.file_path not in pieces:
@@ -149,15 +158,15 @@ class IcebergReader:
 
     def pieces(self, snapshot: int, predicate: Predicate | None = None) -> list[Piece]:
         """See `LakeReader`."""
-        at = self._table.snapshot_by_id(snapshot)
-        names = {field.field_id: field.name for field in self._table.schemas()[at.schema_id].fields}
-        fields = fields_by_column(self._table.properties.get(COLUMNS_PROPERTY), self.definition, 1)
+        at = self.table.snapshot_by_id(snapshot)
+        names = {field.field_id: field.name for field in self.table.schemas()[at.schema_id].fields}
+        fields = fields_by_column(self.table.properties.get(COLUMNS_PROPERTY), self.definition, 1)
         columns = {column.name: column for column in self.definition.schema.columns}
         sources = {name: names.get(fields.get(column.id, -1)) for name, column in columns.items()}
         row_filter = _pruning(predicate, columns, sources)
         return [
             Piece(task.file.file_path, int(task.file.record_count), int(task.file.file_size_in_bytes))
-            for task in self._table.scan(row_filter=row_filter, snapshot_id=snapshot).plan_files()
+            for task in self.table.scan(row_filter=row_filter, snapshot_id=snapshot).plan_files()
         ]
 
 

@@ -1,4 +1,4 @@
-"""`db.t$lake` and `db.t$lake$snapshots` of `format("headrace")`: the lake table alone, in Spark's Python source.
+"""`db.t$lake` and its metadata tables in `format("headrace")`: the lake alone, in Spark's Python source.
 
 The snapshot is pinned when the frame is first used: the newest, the one that `snapshot` names, or the newest at
 `endingTimestamp`. The rows come through one task, without Spark's own readers of Iceberg and Paimon. To read all of a
@@ -15,9 +15,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from headrace.tablelayer.lake.adapter import LakeError, LakeState
+from headrace.tablelayer.lake.adapter import LakeState
 from headrace.tablelayer.lake.catalogs import TieredTable, tiered_table
-from headrace.tablelayer.lake.reader import LakeReader, snapshots_schema
+from headrace.tablelayer.lake.reader import LakeReader
 from headrace.tablelayer.lake.union_scan import UnionScan, past_snapshot
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.filters.conditions import arrow_expression
@@ -30,15 +30,15 @@ from headrace.tablelayer.spark.worker import connection
 def view_schema(options: ReadOptions) -> Any:
     """Return the `StructType` of the selected columns. Raises TableError, LakeError."""
     tiered = _tiered(options)
-    if options.view == "snapshots":
-        names = options.columns or tuple(_snapshots(tiered).names)
-        return from_arrow_schema(_chosen(_snapshots(tiered), names))
+    if options.metadata:
+        schema = _metadata(tiered, options).schema
+        return from_arrow_schema(_chosen(schema, options.columns or tuple(schema.names)))
     read = plan_read(options, tiered.definition, list(options.columns or tiered.definition.schema.names))
     return spark_schema(read.columns, read.metadata)
 
 
 class _Pinned(InputPartition):
-    """State of the lake as looked up on the driver; None for `$lake$snapshots`."""
+    """State of the lake as looked up on the driver; None for a metadata table."""
 
     def __init__(self, state: LakeState | None) -> None:
         super().__init__(0)
@@ -53,14 +53,10 @@ class ViewReader(DataSourceReader):
         self.names = names
 
     def partitions(self) -> list[InputPartition]:
-        if self.options.view == "snapshots":
+        if self.options.metadata:
             return [_Pinned(None)]
         tiered = _tiered(self.options)
         state = tiered.catalog.reader(tiered.definition).state(tiered.known_snapshot)
-        if state.head is None:
-            raise LakeError(
-                f"{tiered.definition.path} is not in the lake yet: run `headrace tier --once` first"
-            )
         wanted, end = self.options.snapshot, self.options.end
         if wanted is not None or isinstance(end, int):
             lake = tiered.catalog.reader(tiered.definition)
@@ -84,8 +80,7 @@ class ViewReader(DataSourceReader):
         self, tiered: TieredTable, lake: LakeReader, state: LakeState | None
     ) -> Iterator[pa.RecordBatch]:
         if state is None:
-            schema = _chosen(_snapshots(tiered), self.names)
-            yield from lake.snapshots().select(self.names).cast(schema).to_batches()
+            yield from _metadata(tiered, self.options).select(self.names).to_batches()
             return
         read = plan_read(self.options, tiered.definition, self.names)
         predicate, wanted = self.options.predicate, None
@@ -101,11 +96,8 @@ def _tiered(options: ReadOptions) -> TieredTable:
     return tiered_table(connection(options.bootstrap), options.table, None)
 
 
-def _snapshots(tiered: TieredTable) -> pa.Schema:
-    """Return the schema of `$lake$snapshots` with timestamps in microseconds, Spark's unit."""
-    found = snapshots_schema(tiered.definition)
-    at = found.get_field_index("committed_at")
-    return found.set(at, pa.field("committed_at", pa.timestamp("us", "UTC")))
+def _metadata(tiered: TieredTable, options: ReadOptions) -> pa.Table:
+    return tiered.catalog.reader(tiered.definition).metadata(options.metadata)
 
 
 def _chosen(schema: pa.Schema, names: Any) -> pa.Schema:

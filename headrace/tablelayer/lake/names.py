@@ -1,5 +1,5 @@
 """Suffixes of a table's name that select another view of the same table."""
 
 LAKE_SUFFIX = "$lake"
-SNAPSHOTS_SUFFIX = "$lake$snapshots"
+METADATA_PREFIX = "$lake$"
 CHANGELOG_SUFFIX = "$changelog"

@@ -423,10 +423,12 @@ class PaimonTable:
             state = committed_in(self.definition, _described(each), each.id())
             parent = each.id() - 1 if index else None
             epoch, offsets = (None, None) if state is None else (state.epoch, self._listed(state.offsets))
-            rows.append((each.id(), parent, at, each.commitKind().toString().lower(), epoch, offsets))
+            kind, total = each.commitKind().toString().lower(), each.totalRecordCount()
+            rows.append((each.id(), parent, at, kind, epoch, offsets, total))
         columns = "snapshot_id bigint, parent_id bigint, committed_at timestamp, operation string,"
         ends = "map<string,map<int,bigint>>" if self.definition.is_partitioned else "map<int,bigint>"
-        return self.spark.createDataFrame(rows, f"{columns} epoch bigint, offsets {ends}")
+        columns = f"{columns} epoch bigint, offsets {ends}, total_record_count bigint"
+        return self.spark.createDataFrame(rows, columns)
 
     def _listed(self, offsets: Offsets) -> dict[Any, Any]:
         """Return the offsets by bucket, or by partition and bucket."""

@@ -79,12 +79,16 @@ class PaimonReader:
         self._newest = max(self._numbers("schema"), default=None)
         self._snapshots = self._listed()
 
-    def _numbers(self, kind: str) -> list[int]:
-        """Return the numbers N of the files `kind-N`, sorted."""
+    def _entries(self, folder: str) -> list[Any]:
+        """Return what is in a folder of the table, by name."""
         from pyarrow import fs
 
-        found = self._files.get_file_info(fs.FileSelector(f"{self._folder}/{kind}", allow_not_found=True))
-        numbers = (each.base_name.removeprefix(f"{kind}-") for each in found)
+        found = self._files.get_file_info(fs.FileSelector(f"{self._folder}/{folder}", allow_not_found=True))
+        return sorted(found, key=lambda each: str(each.base_name))
+
+    def _numbers(self, kind: str) -> list[int]:
+        """Return the numbers N of the files `kind-N`, sorted."""
+        numbers = (each.base_name.removeprefix(f"{kind}-") for each in self._entries(kind))
         return sorted(int(number) for number in numbers if number.isdigit())
 
     def _listed(self) -> dict[int, dict[str, Any]]:
@@ -108,10 +112,44 @@ class PaimonReader:
         return self._schemas[schema_id]
 
     @property
-    def _options(self) -> Mapping[str, str]:
+    def options(self) -> Mapping[str, str]:
         """Return the table's present options."""
         options: Mapping[str, str] = {} if self._newest is None else self._schema(self._newest)["options"]
         return options
+
+    def exists(self) -> bool:
+        return self._newest is not None
+
+    # -- metadata
+
+    @property
+    def head(self) -> int | None:
+        """The newest snapshot."""
+        return next(iter(self._snapshots), None)
+
+    def metadata(self, name: str) -> pa.Table:
+        """See `LakeReader`."""
+        from headrace.tablelayer.lake.metadata import metadata_of
+        from headrace.tablelayer.lake.paimon_metadata import TABLES
+
+        return metadata_of(TABLES, name, self)
+
+    def schemas(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Yield the schemas by number, oldest first."""
+        for number in self._numbers("schema"):
+            yield number, self._schema(number)
+
+    def tags(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yield the tags, each with the snapshot that it protects, by name."""
+        for info in self._entries("tag"):
+            if info.base_name.startswith("tag-"):
+                yield info.base_name.removeprefix("tag-"), json.loads(self._bytes(f"tag/{info.base_name}"))
+
+    def branches(self) -> Iterator[tuple[str, Any]]:
+        """Yield the branches with the times of their folders, by name."""
+        for info in self._entries("branch"):
+            if info.base_name.startswith("branch-"):
+                yield info.base_name.removeprefix("branch-"), info.mtime
 
     # -- state
 
@@ -125,7 +163,7 @@ class PaimonReader:
                 return None
             return LakeSnapshot(number, number - 1 or None, self._snapshots[number].get("properties"))
 
-        owner = self._options.get(TABLE_ID_PROPERTY)
+        owner = self.options.get(TABLE_ID_PROPERTY)
         return find_committed(self.definition, owner, next(iter(self._snapshots), None), look_up)
 
     def snapshots(self) -> pa.Table:
@@ -142,6 +180,7 @@ class PaimonReader:
                     "operation": snapshot["commitKind"].lower(),
                     "epoch": None if epoch is None else int(epoch),
                     "offsets": None if text is None else listed_offsets(offsets_from_json(text)),
+                    "total_record_count": snapshot.get("totalRecordCount"),
                 }
             )
         return pa.Table.from_pylist(rows, schema=snapshots_schema(self.definition))
@@ -183,36 +222,60 @@ class PaimonReader:
                 " with an engine that supports them, or unset the option 'deletion-vectors.enabled' and compact it"
                 " fully"
             )
-        added: dict[tuple[Any, ...], DataFile] = {}
-        removed = set()
-        folders = self._folders(predicate)
-        for part in ("baseManifestList", "deltaManifestList"):
-            for manifest in self._manifest(described[part]) if described.get(part) else ():
-                for entry in self._manifest(manifest["_FILE_NAME"]):
-                    file, folder = entry["_FILE"], folders(entry["_PARTITION"])
-                    if folder is None:
-                        continue
-                    key = (entry["_PARTITION"], entry["_BUCKET"], file["_LEVEL"], file["_FILE_NAME"])
-                    if entry["_KIND"] == _DELETE:
-                        removed.add(key)
-                    else:
-                        added[key] = self._data_file(folder, entry["_BUCKET"], file)
-        living = [file for key, file in added.items() if key not in removed]
+        living = map(self._data_file, self.living_entries(snapshot, predicate))
         return sorted(living, key=lambda each: (each.bucket, each.run, each.path))
 
+    def living_entries(
+        self, snapshot: int | None, predicate: Predicate | None = None
+    ) -> list[Mapping[str, Any]]:
+        """Return the manifest entries of a snapshot's files, each with the partition's folder as `_FOLDER`.
+
+        Partitions without a row for the predicate are left out.
+        """
+        added: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+        removed = set()
+        folders = self._folders(predicate)
+        for manifest in self.manifests(snapshot):
+            for entry in self._manifest(manifest["_FILE_NAME"]):
+                file, folder = entry["_FILE"], folders(entry["_PARTITION"])
+                if folder is None:
+                    continue
+                key = (entry["_PARTITION"], entry["_BUCKET"], file["_LEVEL"], file["_FILE_NAME"])
+                if entry["_KIND"] == _DELETE:
+                    removed.add(key)
+                else:
+                    added[key] = {**entry, "_FOLDER": folder}
+        return [entry for key, entry in added.items() if key not in removed]
+
+    def manifests(self, snapshot: int | None) -> Iterator[Mapping[str, Any]]:
+        """Yield the entries of a snapshot's manifest lists; None: there is no snapshot."""
+        described = {} if snapshot is None else self._snapshots[snapshot]
+        for part in ("baseManifestList", "deltaManifestList"):
+            if described.get(part):
+                yield from self._manifest(described[part])
+
+    def path_of(self, entry: Mapping[str, Any]) -> str:
+        """Return the path of an entry's file."""
+        file = entry["_FILE"]
+        outside: str | None = file.get("_EXTERNAL_PATH")
+        return outside or f"{self._bucket_folder(entry)}/{file['_FILE_NAME']}"
+
+    def _bucket_folder(self, entry: Mapping[str, Any]) -> str:
+        data = (self._folder, self.options.get("data-file.path-directory"), entry["_FOLDER"])
+        return "/".join([*filter(None, data), f"bucket-{entry['_BUCKET']}"])
+
     def _folders(self, predicate: Predicate | None) -> Callable[[bytes], str | None]:
-        """Return a function from a manifest's partition to the folder of its buckets.
+        """Return a function from a manifest's partition to its folder, "" without partitions.
 
         It returns None for a partition without a row for the predicate.
         """
-        columns, options = self._partition_columns, self._options
-        data = "/".join(part for part in (self._folder, options.get("data-file.path-directory")) if part)
+        columns, options = self._partition_columns, self.options
         condition = partition_condition(predicate, columns)
 
         @cache
         def folder(partition: bytes) -> str | None:
             if not columns:
-                return data
+                return ""
             try:
                 values = partition_values(partition, columns)
             except ValueError as error:
@@ -222,21 +285,26 @@ class PaimonReader:
                 ) from error
             if not can_match(condition, columns, values):
                 return None
-            return f"{data}/{partition_folder(columns, values, options)}"
+            return partition_folder(columns, values, options)
 
         return folder
 
-    def _data_file(self, parent: str, bucket: int, file: Mapping[str, Any]) -> DataFile:
+    def _data_file(self, entry: Mapping[str, Any]) -> DataFile:
+        file = entry["_FILE"]
         name, level = file["_FILE_NAME"], file["_LEVEL"]
         if not name.endswith(".parquet"):
             raise LakeError(
                 f"the lake table of {self.definition.path} has a data file {name}: only Parquet is read here"
             )
-        folder = f"{parent}/bucket-{bucket}"
         run = (-level, 0 if level else file["_MAX_SEQUENCE_NUMBER"])
-        path = file.get("_EXTERNAL_PATH") or f"{folder}/{name}"
+        place = self._bucket_folder(entry), entry["_BUCKET"]
         return DataFile(
-            path, (folder, bucket), run, file["_SCHEMA_ID"], file["_ROW_COUNT"], size_bytes=file["_FILE_SIZE"]
+            self.path_of(entry),
+            place,
+            run,
+            file["_SCHEMA_ID"],
+            file["_ROW_COUNT"],
+            size_bytes=file["_FILE_SIZE"],
         )
 
     # -- rows
@@ -285,8 +353,25 @@ class PaimonReader:
         """Return the key of a file's piece: versions of a key are in one bucket, and are read together."""
         return str(file.bucket) if self.definition.is_primary_key_table else file.path
 
+    def rows_and_deletions(
+        self, snapshot: int, columns: Sequence[Column]
+    ) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
+        """Yield the newest version of each row, and whether it is a deletion that is not compacted away yet."""
+        files = self.data_files(snapshot)
+        if self.definition.is_primary_key_table:
+            yield from self._newest_versions(files, columns)
+            return
+        for batch in self._rows(files, columns):
+            yield batch, pa.repeat(pa.scalar(False), batch.num_rows)
+
     def _merged(self, files: Sequence[DataFile], columns: Sequence[Column]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a PK table, one bucket after the other."""
+        for batch, deleted in self._newest_versions(files, columns):
+            yield batch.filter(pc.invert(deleted))
+
+    def _newest_versions(
+        self, files: Sequence[DataFile], columns: Sequence[Column]
+    ) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
         key = self.definition.schema.primary_key
         names = [column.name for column in columns]
         missing = [self.definition.schema.column(name) for name in key if name not in names]
@@ -299,13 +384,14 @@ class PaimonReader:
             latest = pa.Table.from_batches(versions).combine_chunks() if versions else None
             replaced = None if latest is None else KeySet(latest, key)
             for batch, kinds in self._changes([file for file in of_bucket if file.run == oldest], needed):
-                keep = pa.array(kinds != ChangeType.DELETE)
+                rows, deleted = batch.select(names), pa.array(kinds == ChangeType.DELETE)
                 if replaced is not None:
-                    keep = pc.and_(keep, pc.invert(replaced.contains(batch)))
-                yield batch.filter(keep).select(names)
+                    keep = pc.invert(replaced.contains(batch))
+                    rows, deleted = rows.filter(keep), deleted.filter(keep)
+                yield rows, deleted
             if latest is not None:
-                living = latest.filter(pc.invert(latest.column(DELETED_COLUMN))).select(names)
-                yield from living.to_batches(max_chunksize=BATCH_ROWS)
+                for batch in latest.to_batches(max_chunksize=BATCH_ROWS):
+                    yield batch.select(names), batch.column(DELETED_COLUMN)
 
     def _changes(
         self, files: Sequence[DataFile], columns: Sequence[Column]
@@ -325,7 +411,7 @@ class PaimonReader:
         """Yield all rows of these files, in the table's own types, followed by Paimon's `system` columns."""
         from pyarrow import parquet
 
-        fields = fields_by_column(self._options.get(COLUMNS_PROPERTY), self.definition, 0)
+        fields = fields_by_column(self.options.get(COLUMNS_PROPERTY), self.definition, 0)
         for file in files:
             names = {field["id"]: field["name"] for field in self._schema(file.schema_id)["fields"]}
             sources = {column.name: names.get(fields.get(column.id, -1)) for column in columns}

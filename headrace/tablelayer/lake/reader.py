@@ -36,6 +36,9 @@ class LakeReader(Protocol):
     def snapshots(self) -> pa.Table:
         """Return a row for each remaining snapshot, oldest first, in `snapshots_schema`."""
 
+    def metadata(self, name: str) -> pa.Table:
+        """Return a metadata table of the lake by its name, such as "files". Raises LakeError if there is none."""
+
     def past_states(self) -> Iterator[LakeState]:
         """Yield the states of the remaining snapshots that tiering made, newest first."""
 
@@ -58,7 +61,11 @@ class LakeReader(Protocol):
 
 
 def snapshots_schema(definition: StoredTable) -> pa.Schema:
-    """Return the Arrow schema of `LakeTable.snapshots`."""
+    """Return the Arrow schema of `LakeTable.snapshots`.
+
+    `total_record_count` is the lake's own number of rows in the snapshot's data files. It includes rows that a delete
+    file or a newer version replaces.
+    """
     by_bucket = pa.map_(pa.int32(), pa.int64())
     return pa.schema(
         [
@@ -68,6 +75,7 @@ def snapshots_schema(definition: StoredTable) -> pa.Schema:
             pa.field("operation", pa.string()),
             pa.field("epoch", pa.int64()),
             pa.field("offsets", pa.map_(pa.string(), by_bucket) if definition.is_partitioned else by_bucket),
+            pa.field("total_record_count", pa.int64()),
         ]
     )
 

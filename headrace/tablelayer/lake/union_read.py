@@ -24,12 +24,13 @@ from headrace.tablelayer.lake.adapter import (
 )
 from headrace.tablelayer.lake.catalogs import tiered_table
 from headrace.tablelayer.lake.change_source import TableChanges, with_state
-from headrace.tablelayer.lake.names import CHANGELOG_SUFFIX, LAKE_SUFFIX, SNAPSHOTS_SUFFIX
+from headrace.tablelayer.lake.names import CHANGELOG_SUFFIX, LAKE_SUFFIX, METADATA_PREFIX
 from headrace.tablelayer.model.lake.offsets import Offsets, PartitionBucket, in_order
 from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.spark.builder import table as open_builder
 from headrace.tablelayer.spark.options import server_options
 from headrace.tablelayer.spark.splits import DELETED_COLUMN
+from headrace.tablelayer.spark.types import spark_schema
 from headrace.tablelayer.spark.worker import connection
 
 BROADCAST_KEYS_MAX = 1_000_000
@@ -41,20 +42,26 @@ def union_read(spark: Any, bootstrap: Bootstrap, table: str, *, warehouse: str |
 
     Other views of a table:
 
-    - "db.t$lake": the lake alone, as of now;
+    - "db.t$lake": the lake alone, as of now, without rows before the first round;
     - "db.t$lake$snapshots": a row per lake snapshot with its tiered offsets, see `LakeTable.snapshots`;
+    - "db.t$lake$files" and others: the lake's own tables, which an error for an unknown one lists;
     - "db.t$changelog": every change that is still in the log, with `_change_type` and the other metadata columns.
 
-    `warehouse` overrides the server's. Raises LakeError when the table is not tiered (or, for `$lake`, not yet in the
-    lake), TableError when it does not exist.
+    `warehouse` overrides the server's. Raises LakeError when the table is not tiered, and TableError when it does not
+    exist.
     """
     if table.endswith(CHANGELOG_SUFFIX):
         return open_builder(spark, table.removesuffix(CHANGELOG_SUFFIX), bootstrap).changelog().to_df()
-    name = table.removesuffix(SNAPSHOTS_SUFFIX).removesuffix(LAKE_SUFFIX)
-    opened = _open(spark, bootstrap, name, warehouse)
-    if table.endswith(SNAPSHOTS_SUFFIX):
+    name, is_metadata, metadata = table.partition(METADATA_PREFIX)
+    if is_metadata and metadata != "snapshots":
+        tiered = tiered_table(connection(bootstrap), name, warehouse)
+        return spark.createDataFrame(tiered.catalog.reader(tiered.definition).metadata(metadata))
+    opened = _open(spark, bootstrap, name.removesuffix(LAKE_SUFFIX), warehouse)
+    if is_metadata:
         return opened.lake.snapshots()
     if table.endswith(LAKE_SUFFIX):
+        if opened.state.head is None:
+            return spark.createDataFrame([], spark_schema(opened.definition.schema.columns))
         return opened.lake.read(opened.state.head)
     definition, state, source = opened.definition, opened.state, opened.source
     end = source.latest()

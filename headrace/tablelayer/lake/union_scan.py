@@ -37,7 +37,7 @@ from headrace.tablelayer.client.names import several
 from headrace.tablelayer.lake.adapter import LakeError, LakeState, LogCutError, hidden_partitions
 from headrace.tablelayer.lake.catalogs import tiered_table
 from headrace.tablelayer.lake.change_source import TableChanges
-from headrace.tablelayer.lake.names import LAKE_SUFFIX, SNAPSHOTS_SUFFIX
+from headrace.tablelayer.lake.names import LAKE_SUFFIX, METADATA_PREFIX
 from headrace.tablelayer.lake.reader import LakeReader, Piece, filtered
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.filters.conditions import DUCKDB, Predicate, expression_of, push_down
@@ -78,8 +78,10 @@ def union_scan(
     are not read. `until` reads the table as it was at these offsets by partition ("" without partitions) and bucket,
     and no other partition, except with `expired` those that the server does not have any more.
 
-    Raises LakeError when the table is not tiered; when its lake cannot be read here (pyiceberg is missing, or only
-    Spark knows the warehouse's file system); or, for `$lake`, when the lake is still empty.
+    Before the first round the lake has no rows.
+
+    Raises LakeError when the table is not tiered, or when its lake cannot be read here (pyiceberg is missing, or only
+    Spark knows the warehouse's file system).
     """
     only_lake = table.endswith(LAKE_SUFFIX)
     name = table.removesuffix(LAKE_SUFFIX)
@@ -96,8 +98,6 @@ def union_scan(
         lake = tiered.catalog.reader(definition)
         state = replace(lake.state(tiered.known_snapshot), dropped=tiered.dropped)
         if log is None:
-            if state.head is None:
-                raise LakeError(f"{definition.path} is not in the lake yet: run `headrace tier --once` first")
             if snapshot is not None or time_ms is not None:
                 state = replace(state, head=past_snapshot(lake, definition, snapshot, time_ms))
             return UnionScan(connection, definition, lake, state, None, columns, filter, predicate)
@@ -205,10 +205,11 @@ def past_snapshot(
     return int(numbers[-1] if snapshot is None else snapshot)
 
 
-def lake_snapshots(connection: Any, table: str, *, warehouse: str | None = None) -> pa.Table:
-    """Return a row per snapshot of "db.t" (or "db.t$lake$snapshots"), see `LakeTable.snapshots`. Raises LakeError."""
-    tiered = tiered_table(connection, table.removesuffix(SNAPSHOTS_SUFFIX), warehouse)
-    return tiered.catalog.reader(tiered.definition).snapshots()
+def lake_metadata(connection: Any, table: str, *, warehouse: str | None = None) -> pa.Table:
+    """Return a metadata table of the lake of "db.t", such as "db.t$lake$snapshots". Raises LakeError."""
+    path, _, name = table.partition(METADATA_PREFIX)
+    tiered = tiered_table(connection, path, warehouse)
+    return tiered.catalog.reader(tiered.definition).metadata(name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ Delivery = Literal["exactly-once", "at-least-once"]
 AvailableNow = Literal["false", "true", "capped"]
 ScanMode = Literal["full", "log"]
 """Whether a read of a whole table takes from the lake what has left the log."""
-View = Literal["", "lake", "snapshots"]
+View = Literal["", "lake"]
 """Part of a table to read: the table itself, its lake alone, or the lake's snapshots."""
 Place = str | int | Offsets | PartitionOffsets
 """Place in every bucket: "full", "earliest", "latest", a time in ms, or offsets by bucket or by partition and bucket.
@@ -60,7 +60,6 @@ _NOT_HANDED_ON = (
     " Spark does not pass the OPTIONS of CREATE TABLE to a Python source (SELECT ... FROM t WITH (table 'db.t') works)"
 )
 _CHANGELOG, _LAKE = "$changelog", "$lake"
-_VIEWS: dict[str, View] = {_LAKE: "lake", f"{_LAKE}$snapshots": "snapshots"}
 _OF_VIEWS = ("bootstrap.servers", "table", "path", "columns", "where", "limit", "snapshot", "endingTimestamp")
 _OF_THE_LAKE_ALONE = ("where", "snapshot", "endingTimestamp")
 _MAX_RECORDS_PER_PARTITION = 1_000_000
@@ -84,6 +83,8 @@ class ReadOptions:
     min_partitions: int
     max_records: int
     view: View = ""
+    metadata: str = ""
+    """Metadata table of the lake to read, such as "files"; for the view "lake"."""
     snapshot: int | None = None
     """Lake snapshot to read; for the lake alone."""
     scan_mode: ScanMode = "full"
@@ -104,13 +105,19 @@ class ReadOptions:
             stated = stated or "changelog"
         name, dollar, _ = table.partition("$")
         view: View = ""
+        metadata = ""
         if dollar:
             suffix = table[len(name) :].lower()
-            if suffix not in _VIEWS or (stated is not None and given.text("mode") is None):
-                raise ValueError(f"{table}: the views of {name} are {', '.join((_CHANGELOG, *_VIEWS))}")
-            view, table = _VIEWS[suffix], name
+            metadata = suffix.removeprefix(f"{_LAKE}$") if suffix.startswith(f"{_LAKE}$") else ""
+            known = suffix == _LAKE or metadata
+            if not known or (stated is not None and given.text("mode") is None):
+                raise ValueError(
+                    f"{table}: the views of {name} are {_CHANGELOG}, {_LAKE}, and the lake's own tables, such as"
+                    f" {_LAKE}$snapshots"
+                )
+            view, table = "lake", name
             wrong = [each for each in _READ if given.text(each) is not None and each not in _OF_VIEWS]
-            if view == "snapshots":
+            if metadata:
                 wrong += [each for each in _OF_THE_LAKE_ALONE if given.text(each) is not None]
             if wrong:
                 raise ValueError(
@@ -139,6 +146,7 @@ class ReadOptions:
             min_partitions=given.number("minPartitions", 1) or 1,
             max_records=given.number("maxRecordsPerPartition", 1) or _MAX_RECORDS_PER_PARTITION,
             view=view,
+            metadata=metadata,
             snapshot=given.number("snapshot", 1),
             scan_mode=cast(ScanMode, given.choice("scan.mode", ("full", "log"), "full")),
             of_now=given.flag("ofNow", default=False),

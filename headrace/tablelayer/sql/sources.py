@@ -20,7 +20,7 @@ import pyarrow as pa
 from headrace.tablelayer.client import Connection, DataError, KafkaError, Table
 from headrace.tablelayer.client.read.offsets import Moment, time_ms
 from headrace.tablelayer.client.write.definitions import typed_rows
-from headrace.tablelayer.lake.names import CHANGELOG_SUFFIX, LAKE_SUFFIX, SNAPSHOTS_SUFFIX
+from headrace.tablelayer.lake.names import CHANGELOG_SUFFIX, LAKE_SUFFIX, METADATA_PREFIX
 from headrace.tablelayer.model.ddl import Select
 from headrace.tablelayer.model.ddl.query import Bounds, ReadOptions
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
@@ -99,9 +99,9 @@ def source_of(connection: Connection, name: str, select: Select, known: Known | 
         raise SqlError(f"{path} has every change with its time: it cannot be read AS OF a moment")
     if _SUFFIX in path and moment is not None and not path.endswith(LAKE_SUFFIX):
         raise SqlError(f"{path} cannot be read AS OF a moment: name the table itself")
-    if path.endswith(SNAPSHOTS_SUFFIX):
+    if METADATA_PREFIX in path:
         return Source(
-            Step(path, "lake"), None, lambda: _of_lake(lambda scans: scans.lake_snapshots(connection, path))
+            Step(path, "lake"), None, lambda: _of_lake(lambda scans: scans.lake_metadata(connection, path))
         )
     try:
         table = connection.table(path.removesuffix(CHANGELOG_SUFFIX).removesuffix(LAKE_SUFFIX))

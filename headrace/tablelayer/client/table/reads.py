@@ -53,6 +53,7 @@ class Reads:
 
         - `start`: "full" (the state, then every change after it; a log table from its beginning, in the lake if its log
           has lost it), "earliest" (the log's beginning), "latest", a time in milliseconds, or offsets by bucket.
+          Offsets by bucket: only these buckets are read, unless they are all that the table has.
         - `until`: "latest" (the end when the scan began), offsets by bucket (exclusive), or None for no end.
         - `columns`: the server reads and sends only these. `buckets`: only these, of every partition.
         - `poll_timeout`: seconds without a row after which the iteration ends; None waits without limit.

@@ -328,6 +328,11 @@ class Parser(QueryReader):
         if self.at_query():
             return DescribeQuery(self.query())
         self.stream.accept("TABLE")
+        name = self.stream.tokens[self.stream.position :]
+        if any("$" in each.text for each in name):  # a view of a table has the columns of its rows
+            self.stream.position = len(self.stream.tokens)
+            text = self.stream.sql[name[0].start : name[-1].end + 1]
+            return DescribeQuery(self.analyzed(f"SELECT * FROM {text}"))
         return DescribeTable(self.table_path())
 
     def alter(self) -> Statement:

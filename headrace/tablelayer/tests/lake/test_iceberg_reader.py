@@ -138,6 +138,33 @@ def test_rows_in_the_tables_own_types_at_a_snapshot(tmp_path: Path) -> None:
     ]
 
 
+def test_the_lakes_own_tables(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    lake.append(range(3), {0: 3})
+    second = lake.append(range(3, 10), {0: 10})
+    reader = lake.reader()
+    assert reader.metadata("snapshots")["total_record_count"].to_pylist() == [3, 10]
+    files = reader.metadata("files")
+    assert sorted(files["record_count"].to_pylist()) == [3, 7]
+    assert "partition" not in files.column_names  # Spark has no struct without fields
+    assert reader.metadata("partitions")["file_count"].to_pylist() == [2]
+    assert reader.metadata("manifests")["added_data_files_count"].to_pylist() == [1, 1]
+    assert reader.metadata("history").num_rows == 2
+    (branch,) = reader.metadata("branches").to_pylist()
+    assert (branch["name"], branch["snapshot_id"]) == ("main", second)
+    assert reader.metadata("tags").num_rows == 0
+    (schema,) = reader.metadata("schemas").to_pylist()
+    assert [each["name"] for each in json.loads(schema["fields"])] == lake.definition.schema.names
+    options = dict(zip(*reader.metadata("options").to_pydict().values(), strict=True))
+    assert options["headrace.table-id"] == str(lake.definition.table_id)
+    with pytest.raises(LakeError, match=r"no table 'audit_log': it has \$lake\$branches, \$lake\$files"):
+        reader.metadata("audit_log")
+    empty = IcebergReader(lake.definition, {"type": "hadoop", "warehouse": str(tmp_path / "none")})
+    assert empty.metadata("snapshots").num_rows == 0
+    with pytest.raises(LakeError, match="not in the lake yet"):
+        empty.metadata("files")
+
+
 def test_the_newest_ancestor_with_offsets_counts_and_a_hint_may_be_behind(tmp_path: Path) -> None:
     lake = Lake(tmp_path)
     assert lake.reader().state(None) == LakeState()

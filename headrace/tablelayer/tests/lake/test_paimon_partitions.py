@@ -132,6 +132,7 @@ class Table:
                     "fields": [
                         {"name": "_FILE_NAME", "type": "string"},
                         {"name": "_LEVEL", "type": "int"},
+                        {"name": "_MIN_SEQUENCE_NUMBER", "type": "long"},
                         {"name": "_MAX_SEQUENCE_NUMBER", "type": "long"},
                         {"name": "_SCHEMA_ID", "type": "long"},
                         {"name": "_FILE_SIZE", "type": "long"},
@@ -144,7 +145,13 @@ class Table:
     listed: ClassVar[Any] = {
         "type": "record",
         "name": "Listed",
-        "fields": [{"name": "_FILE_NAME", "type": "string"}],
+        "fields": [
+            {"name": "_FILE_NAME", "type": "string"},
+            *(
+                {"name": name, "type": "long"}
+                for name in ("_FILE_SIZE", "_NUM_ADDED_FILES", "_NUM_DELETED_FILES", "_SCHEMA_ID")
+            ),
+        ],
     }
 
     def __init__(self, warehouse: Path, **options: str) -> None:
@@ -162,7 +169,8 @@ class Table:
             (self.folder / name).mkdir(parents=True)
         self.options = {"headrace.table-id": str(self.definition.table_id), **options}
         fields = [{"id": at, "name": name} for at, name in enumerate(self.definition.schema.names)]
-        schema = {"fields": fields, "options": self.options}
+        schema = {"fields": fields, "options": self.options, "partitionKeys": ["r", "n"]}
+        schema |= {"primaryKeys": ["r", "n", "id"], "timeMillis": 0}
         (self.folder / "schema" / "schema-0").write_text(json.dumps(schema))
         self.entries: list[dict[str, Any]] = []
         self.truth: dict[tuple[Any, ...], int] = {}
@@ -182,7 +190,8 @@ class Table:
         schema = self.definition.schema.arrow().append(pa.field("_VALUE_KIND", pa.int8()))
         pq.write_table(pa.Table.from_pylist(data, schema), folder / name)
         self.files.append(folder / name)
-        file = {"_FILE_NAME": name, "_LEVEL": 0, "_MAX_SEQUENCE_NUMBER": sequence}
+        file: dict[str, Any] = {"_FILE_NAME": name, "_LEVEL": 0}
+        file |= {"_MIN_SEQUENCE_NUMBER": sequence, "_MAX_SEQUENCE_NUMBER": sequence}
         size = (folder / name).stat().st_size
         file |= {"_SCHEMA_ID": 0, "_FILE_SIZE": size, "_ROW_COUNT": len(rows)}
         self.entries.append({"_KIND": 0, "_PARTITION": row, "_BUCKET": bucket, "_FILE": file})
@@ -198,8 +207,10 @@ class Table:
     def commit(self) -> PaimonReader:
         """All files in two manifests of one snapshot."""
         manifests = [self._avro(f"manifest-{at}", self.entry, self.entries[at::2]) for at in (0, 1)]
-        name = self._avro("list", self.listed, [{"_FILE_NAME": each} for each in manifests])
+        of_manifest = {"_FILE_SIZE": 1, "_NUM_ADDED_FILES": 1, "_NUM_DELETED_FILES": 0, "_SCHEMA_ID": 0}
+        name = self._avro("list", self.listed, [{"_FILE_NAME": each, **of_manifest} for each in manifests])
         snapshot = {"deltaManifestList": name, "timeMillis": 0, "commitKind": "APPEND"}
+        snapshot |= {"totalRecordCount": 4, "id": 1, "schemaId": 0}
         (self.folder / "snapshot" / "snapshot-1").write_text(json.dumps(snapshot))
         return PaimonReader(self.definition, self.properties)
 
@@ -238,6 +249,40 @@ def test_of_a_partition_that_a_condition_leaves_out_no_file_is_opened(tmp_path: 
     assert _read(reader, "r = 'eu' AND v = 5") == [{"r": "eu", "n": 1, "id": 2, "v": 5}]
     with pytest.raises(LakeError, match="read again"):
         _read(reader, "v = 5")
+
+
+def test_the_lakes_own_tables(tmp_path: Path) -> None:
+    table = Table(tmp_path, **{"data-file.path-directory": ""})
+    table.write(("eu", 1), 0, [(2, 5), (4, 6)])
+    table.write(("eu", 1), 0, [(2, None)])
+    table.write(("us", 1), 1, [(3, 7)])
+    table.commit()
+    (table.folder / "tag").mkdir()
+    snapshot = (table.folder / "snapshot" / "snapshot-1").read_text()
+    (table.folder / "tag" / "tag-kept").write_text(snapshot)
+    (table.folder / "branch" / "branch-b").mkdir(parents=True)
+    reader = table.commit()
+    assert reader.metadata("snapshots")["total_record_count"].to_pylist() == [4]
+    files = reader.metadata("files").to_pylist()
+    assert sorted(each["file_path"] for each in files) == sorted(map(str, table.files))
+    assert {(each["partition"], each["bucket"]) for each in files} == {("r=eu/n=1", 0), ("r=us/n=1", 1)}
+    assert {each["file_format"] for each in files} == {"parquet"}
+    found = reader.metadata("partitions").sort_by("partition").to_pylist()
+    assert [(each["partition"], each["record_count"], each["file_count"]) for each in found] == [
+        ("r=eu/n=1", 3, 2),
+        ("r=us/n=1", 1, 1),
+    ]
+    assert reader.metadata("manifests")["num_added_files"].to_pylist() == [1, 1]
+    (schema,) = reader.metadata("schemas").to_pylist()
+    assert (schema["schema_id"], schema["primary_keys"]) == (0, ["r", "n", "id"])
+    assert "headrace.table-id" in reader.metadata("options")["key"].to_pylist()
+    (tag,) = reader.metadata("tags").to_pylist()
+    assert (tag["tag_name"], tag["snapshot_id"], tag["record_count"]) == ("kept", 1, 4)
+    assert reader.metadata("branches")["branch_name"].to_pylist() == ["b"]
+    audited = {(each["rowkind"], each["id"]) for each in reader.metadata("audit_log").to_pylist()}
+    assert audited == {("-D", 2), ("+I", 4), ("+I", 3)}
+    with pytest.raises(LakeError, match=r"no table 'history': it has \$lake\$audit_log"):
+        reader.metadata("history")
 
 
 def test_a_table_of_other_partitions_is_refused(tmp_path: Path) -> None:

@@ -79,11 +79,12 @@ def test_a_table_may_be_what_is_loaded() -> None:
     assert (earlier.view, earlier.snapshot) == ("lake", 7)
     lake = ReadOptions.parse({"bootstrap.servers": "h:1", "path": "db.t$LAKE", "columns": "a", "limit": "3"})
     assert (lake.table, lake.view, lake.columns, lake.limit) == ("db.t", "lake", ("a",), 3)
-    assert ReadOptions.parse({"bootstrap.servers": "h:1", "table": "db.t$lake$snapshots"}).view == "snapshots"
+    files = ReadOptions.parse({"bootstrap.servers": "h:1", "table": "db.t$lake$files"})
+    assert (files.table, files.view, files.metadata) == ("db.t", "lake", "files")
     for wrong, said in (
         ({"path": "file:/warehouse/hr"}, "'table' is missing.*CREATE TEMPORARY VIEW"),
-        ({"path": "db.t$lakes"}, r"the views of db.t are \$changelog, \$lake, \$lake\$snapshots"),
-        ({"path": "db.t$lake$changelog"}, r"the views of db.t are"),
+        ({"path": "db.t$lakes"}, r"the views of db.t are \$changelog, \$lake, and the lake's own tables"),
+        ({"path": "db.t$lake$"}, r"the views of db.t are"),
         (
             {"path": "db.t$lake", "startingOffsets": "earliest"},
             "'startingOffsets' applies to the log of db.t",
