@@ -274,7 +274,7 @@ def test_open_handles_use_the_buckets_that_a_table_gets(server_address, make_tab
     quick = ClientConfig(partition_discovery_ms=50, no_key_assigner="round_robin")
     table, got = make_table(EVENTS), []
     with connect(server_address, quick) as connection:
-        writing, reading = connection.table(table.path), connection.table(table.path)
+        writing, reading, idle = (connection.table(table.path) for _ in range(3))
         writing.append([{"id": n} for n in range(10)])
         with reading.scan(["id"], start="earliest", poll_timeout=20.0) as following:
             got += next(following).batch["id"].to_pylist()
@@ -285,6 +285,8 @@ def test_open_handles_use_the_buckets_that_a_table_gets(server_address, make_tab
             while len(got) < 50:
                 got += next(following).batch["id"].to_pylist()
             assert set(following.positions) == {0, 1, 2, 3}
+        with idle.scan(start="earliest", until="latest") as scan:
+            assert sum(batch.row_count for batch in scan) == 50
     assert sorted(got) == list(range(50))
     assert table.count() == table.to_arrow().num_rows == 50
     assert table.offsets("latest") == ends
