@@ -14,8 +14,8 @@ from headrace.tablelayer.model import messages as m
 from headrace.tablelayer.model.ddl.clauses import parse_columns
 from headrace.tablelayer.model.errors import TableErrorCode
 from headrace.tablelayer.model.table.definition import TableDefinition
-from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.table.evolution import SetOptions, changes_to_json
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.server.extension import TableExtension
 from headrace.tablelayer.server.limits import Limits
 from headrace.tablelayer.tests.server.tables import Tables, tables
