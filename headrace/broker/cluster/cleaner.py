@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from headrace.broker.log.compaction_plan import Cleanable, Step, cleanable
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from headrace.broker.log.compaction_run import Cleaning
     from headrace.broker.metadata.cluster import ClusterMetadata
     from headrace.broker.partitions.partition import Partition
+    from headrace.broker.partitions.topic import TopicImage
     from headrace.broker.replication.replicas import LocalReplicas
     from headrace.broker.runtime.background import BackgroundTasks
     from headrace.broker.runtime.ports import AgeClock, Disk, Entropy
@@ -46,6 +47,7 @@ _SHARE: Final = 0.5
 """Maximum share of the time of one core that the cleaner uses while it has work."""
 
 _SECRET_BYTES: Final = 16
+_POLICY: Final = "cleanup.policy"
 
 
 class LogCleaner:
@@ -123,7 +125,7 @@ class LogCleaner:
     async def _dirtiest(self) -> tuple[Partition, Cleanable] | None:
         """Return the partition to clean: overdue ones first, then the one with the largest dirty part."""
         best: tuple[Partition, Cleanable] | None = None
-        for partition in self._wanted():
+        async for partition in self._wanted():
             try:
                 log = partition.log
                 bound = partition.last_stable_offset
@@ -141,31 +143,44 @@ class LogCleaner:
                 rank = (part.is_due, part.dirty_ratio)
                 if best is None or rank > (best[1].is_due, best[1].dirty_ratio):
                     best = partition, part
-            await asyncio.sleep(0)
         return best
 
-    def _wanted(self) -> list[Partition]:
-        """Return the partitions that are led or followed here: each replica is compacted by its own broker."""
+    async def _wanted(self) -> AsyncIterator[Partition]:
+        """Yield the partitions that are led or followed here, because each replica is compacted by its own broker. The
+        event loop runs other work between two of them.
+        """
+        replicas, configs = self._replicas, self._metadata.topic_configs
+        for image in self._compactable():
+            await asyncio.sleep(0)
+            if image.internal or not configs.log_config(image).is_compacted:
+                continue  # an internal topic is rewritten by its coordinator
+            for partition in list(replicas.partitions(image.name)):
+                await asyncio.sleep(0)
+                readable = self._readable(partition)
+                if readable is not None and _name(partition) not in self._given_up:
+                    yield readable
+
+    def _compactable(self) -> list[TopicImage]:
+        """Return the topics that may be compacted: without such a default, those that set their policy."""
         metadata = self._metadata
-        led = [
-            partition
-            for image in metadata.topics()
-            if metadata.topic_configs.log_config(image).is_compacted
-            and not image.internal  # their coordinator rewrites them
-            for partition in self._replicas.partitions(image.name)
-            if not partition.closed and partition.failure is None and partition.hooks is None
-        ]
-        followed = [
-            follower.readable
-            for follower in self._replicas.followers()
-            if follower.is_open
-            and follower.failure is None
-            and follower.hooks is None
-            and metadata.topic_configs.log_config(follower.partition.topic).is_compacted
-            and not follower.partition.topic.internal
-            and not metadata.topic_configs.is_extended(follower.partition.topic)
-        ]
-        return [partition for partition in (*led, *followed) if _name(partition) not in self._given_up]
+        if "compact" in metadata.topic_configs.broker_defaults.get(_POLICY, ""):
+            return metadata.topics()
+        return metadata.topics_that_set(_POLICY)
+
+    def _readable(self, partition: Partition) -> Partition | None:
+        """Return this broker's replica of a partition, whose log it may compact; None if it has none."""
+        if not partition.closed:
+            return partition if partition.failure is None and partition.hooks is None else None
+        follower = self._replicas.follower(*_name(partition))
+        if (
+            follower is None
+            or not follower.is_open
+            or follower.failure is not None
+            or follower.hooks is not None
+            or self._metadata.topic_configs.is_extended(partition.topic)
+        ):
+            return None
+        return follower.readable
 
     async def _clean(self, partition: Partition, part: Cleanable) -> None:
         loop = asyncio.get_running_loop()

@@ -165,11 +165,8 @@ class TopicChanges:
         """
         if len(topics) < MANY_TOPICS:
             return await self._following.to_the_end(self._create_topics(topics, True, validate_only))
-        collector = self._slices.collector
-        with collector.during():
-            made = await self._following.to_the_end(self._create_topics(topics, True, validate_only))
-        collector.spare_what_is_there()
-        return made
+        with self._slices.collector.during():
+            return await self._following.to_the_end(self._create_topics(topics, True, validate_only))
 
     def factor_of(self, topic: NewTopic) -> int:
         """Return the number of replicas for a new topic's partitions."""
@@ -192,6 +189,8 @@ class TopicChanges:
             for first in range(0, len(topics), TOPICS_PER_CHANGE):
                 some = topics[first : first + TOPICS_PER_CHANGE]
                 results += await self._create_some(some, check_collisions)
+                if len(topics) >= MANY_TOPICS:
+                    self._slices.collector.spare_what_is_there()
                 await asyncio.sleep(0)
         return results
 

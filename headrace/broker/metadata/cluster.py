@@ -83,6 +83,10 @@ class ClusterMetadata:
         """The topics with names that begin so, by name; costs nothing for the others."""
         return self._index.beginning_with(prefix)
 
+    def topics_that_set(self, config: str) -> list[TopicImage]:
+        """The topics whose own configuration has the entry `config`, by name; costs nothing for the others."""
+        return self._index.setting(config)
+
     def check_collision(self, name: str) -> None:
         """Kafka's rule for topics that clients create: names that differ only in '.' and '_' make the same metric.
 

@@ -18,6 +18,7 @@ class TopicIndex:
         self._names: list[str] = []  # sorted
         # one topic for each; names that collide may be older than the rule
         self._metrics: dict[str, str] = {}
+        self._setting: dict[str, set[str]] = {}  # names of topics, by a configuration that they set
 
     def put(self, topic: TopicImage) -> None:
         before = self.by_name.get(topic.name)
@@ -28,6 +29,8 @@ class TopicIndex:
         self.by_name[topic.name] = topic
         self.by_id[topic.topic_id] = topic
         self._metrics.setdefault(metric_name(topic.name), topic.name)
+        for config, names in self._setting.items():
+            (names.add if config in topic.config else names.discard)(topic.name)
 
     def remove(self, topic: TopicImage) -> None:
         del self.by_name[topic.name], self.by_id[topic.topic_id]
@@ -35,6 +38,8 @@ class TopicIndex:
         metric = metric_name(topic.name)
         if self._metrics.get(metric) == topic.name:
             del self._metrics[metric]
+        for names in self._setting.values():
+            names.discard(topic.name)
 
     def in_order(self) -> list[TopicImage]:
         return [self.by_name[name] for name in self._names]
@@ -48,6 +53,17 @@ class TopicIndex:
                 break
             found.append(self.by_name[names[index]])
         return found
+
+    def setting(self, config: str) -> list[TopicImage]:
+        """Return the topics that set the configuration `config` themselves, sorted. Only the first call for a
+        configuration looks at all topics.
+        """
+        names = self._setting.get(config)
+        if names is None:
+            names = self._setting[config] = {
+                name for name, topic in self.by_name.items() if config in topic.config
+            }
+        return [self.by_name[name] for name in sorted(names)]
 
     def check_collision(self, name: str) -> None:
         """See `topic_names.check_collision`."""

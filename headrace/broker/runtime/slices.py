@@ -50,11 +50,13 @@ class CollectorRest:
         self._is_busy = is_busy
         self._others = 0
         self._until = 0.0
+        self._may_freeze = False
 
     @contextmanager
     def during(self) -> Iterator[None]:
         """Switch the collector off while this block runs, which is not work in slices."""
         self._others += 1
+        self._may_freeze = gc.get_freeze_count() > 0
         self.begin()
         try:
             yield
@@ -62,12 +64,18 @@ class CollectorRest:
             self._others -= 1
 
     def spare_what_is_there(self) -> None:
-        """Exempt the objects that were just made from collection: they are many and stay for as long as those of the
-        process's start. A full pass over them would stop everything for a hundred milliseconds. Nothing happens in a
-        process that did not do the same at its start, because it is not the broker's own (`Broker.run_forever`).
+        """Exempt the objects that were just made from collection, in a block `during`: they are many and stay for as
+        long as those of the process's start. A full pass over them would stop everything for a hundred milliseconds.
+        Nothing happens in a process that did not do the same at its start, because it is not the broker's own
+        (`Broker.run_forever`).
+
+        The rest begins again, because little is left to collect.
         """
-        if gc.get_freeze_count():
+        if self._may_freeze:  # the count itself takes milliseconds
             gc.freeze()
+            self.begin()
+            if self._until:
+                self._until = asyncio.get_running_loop().time() + _COLLECTOR_RESTS_SECONDS_MAX
 
     def begin(self) -> None:
         """Note that long work has begun."""
@@ -86,7 +94,8 @@ class CollectorRest:
     def end(self) -> None:
         """Switch the collector on again, if it was on before."""
         if self._until:
-            self._until = 0.0
+            self.spare_what_is_there()  # the answer, and what follows the new objects
+            self._until, self._may_freeze = 0.0, self._others > 0
             gc.enable()
 
 

@@ -388,7 +388,8 @@ class TableExtension:
         interval_s: float = context.config["table.kv.ttl.check.interval.ms"] / 1000
         while True:
             await asyncio.sleep(interval_s)
-            expiring = [each for each in self.catalog.all_tables() if each.settings.kv_ttl_ms is not None]
+            with_ttl = self.catalog.all_tables(TableOptions.kv_ttl_ms.name)
+            expiring = [each for each in with_ttl if each.settings.kv_ttl_ms is not None]
             if not expiring:
                 continue
             from headrace.tablelayer.server.bucket.key_bucket import KeyBucket

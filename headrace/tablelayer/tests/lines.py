@@ -16,13 +16,17 @@ Counts = Counter[tuple[CodeType, int]]
 
 
 class Lines:
-    """Counts the lines that run in Headrace's own functions, in all threads that start from now on."""
+    """Counts the lines that run in Headrace's own functions, in this thread and in all `threads` that start from now
+    on.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, *, threads: bool = True) -> None:
         self.counts: Counts = Counter()
+        self._threads = threads
 
     def __enter__(self) -> Lines:
-        threading.settrace(self._called)
+        if self._threads:
+            threading.settrace(self._called)
         sys.settrace(self._called)
         return self
 

@@ -68,7 +68,7 @@ def keys(broker: DirectBroker, topic: str) -> str:
 async def test_c1_the_dirtiest_is_compacted_first_and_what_was_done_is_kept(tmp_path) -> None:
     async with cleaned_broker(tmp_path) as (broker, cleaner):
         await compacted(broker, "a", "b")
-        await broker.create_topic("plain", segment_bytes="100")
+        await broker.create_topic("plain", segment_bytes="100", retention_ms="-1")
         for topic in ("a", "b", "plain"):
             write(broker, topic, "xxxy")
         assert await cleaner.clean_one()

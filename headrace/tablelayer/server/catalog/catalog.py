@@ -293,12 +293,13 @@ class Catalog:
         image = self.context.metadata.topic(topic)
         return ".".join(topic.split(".", 2)[:2]) if image is not None and is_partition(image.config) else None
 
-    def all_tables(self) -> list[StoredTable]:
-        """Return all tables, without their partitions and without tables whose definition cannot be read (they are
-        offline).
+    def all_tables(self, setting: str = SCHEMA_CONFIG) -> list[StoredTable]:
+        """Return all tables, or those that set an option, by name. Topics that do not set it cost nothing.
+
+        Left out are partitions, and tables whose definition cannot be read (they are offline).
         """
         found = []
-        for topic in self.context.metadata.topics():
+        for topic in self.context.metadata.topics_that_set(setting):
             if is_table(topic.config) and self._not_understood.get(topic.topic_id) is not topic:
                 try:
                     found.append(self.definition(topic))
@@ -503,8 +504,8 @@ class Catalog:
         prefix = f"{path.topic}."
         return [
             topic.name.removeprefix(prefix)
-            for topic in self.context.metadata.topics()
-            if topic.name.startswith(prefix) and is_partition(topic.config)
+            for topic in self.context.metadata.topics_beginning_with(prefix)
+            if is_partition(topic.config)
         ]
 
     def partitions(self, definition: StoredTable) -> list[StoredTable]:
@@ -616,18 +617,22 @@ class Catalog:
 
     async def drop_orphans(self) -> None:
         """Delete partitions whose table is gone: it was dropped through Kafka, or dropping stopped in a crash."""
-        for topic in self.context.metadata.topics():
-            if not is_partition(topic.config):
-                continue
-            try:
-                self._table_of(topic)
-            except TableError:
+        for topic in self.context.metadata.topics_that_set(PARTITION_OF_CONFIG):
+            if self.is_orphan(topic):
                 self._definitions.pop(topic.topic_id, None)
                 try:
                     await self.context.topics.delete_topic(topic.name)
                 except KafkaError as error:
                     if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                         raise
+
+    def is_orphan(self, topic: TopicImage) -> bool:
+        """Return whether a topic is a partition whose table is gone."""
+        try:
+            self._table_of(topic)
+        except TableError:
+            return True
+        return False
 
 
 def no_table_with_id(table_id: UUID) -> TableError:

@@ -90,10 +90,11 @@ class LakeSubjects:
         self._catalog = catalog
         self._lake = lake
         self._told_without_lake: set[UUID] = set()
+        self._warned_at = -1
 
     def all_tiered(self) -> list[Subject]:
-        found = [of_table(each) for each in self._catalog.all_tables()]
-        topics = self._catalog.context.metadata.topics()
+        found = [of_table(each) for each in self._catalog.all_tables(TableOptions.datalake_enabled.name)]
+        topics = self._catalog.context.metadata.topics_that_set(TopicOptions.enabled.name)
         found += [of_topic(topic) for topic in topics if _is_plain(topic) and is_tiered_topic(topic.config)]
         return [each for each in found if each.enabled]
 
@@ -110,7 +111,11 @@ class LakeSubjects:
         ]
 
     def warn_without_lake(self) -> None:
-        """Log a warning for each new subject without a lake."""
+        """Log a warning for each new subject without a lake. Costs nothing while the metadata is the same."""
+        version = self._catalog.context.metadata.version
+        if version == self._warned_at:
+            return
+        self._warned_at = version
         for each in self.without_lake():
             if each.table_id not in self._told_without_lake:
                 self._told_without_lake.add(each.table_id)

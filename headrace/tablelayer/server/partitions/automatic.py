@@ -16,11 +16,14 @@ from uuid import UUID
 
 from headrace.protocol.errors import KafkaError
 from headrace.tablelayer.model.errors import TableError
-from headrace.tablelayer.model.table.definition import StoredTable
+from headrace.tablelayer.model.table.definition import PARTITIONED_BY_CONFIG, StoredTable
 from headrace.tablelayer.model.table.partitions import plan_partitions
+from headrace.tablelayer.server.catalog.catalog import is_partition
 
 if TYPE_CHECKING:
     from headrace.broker.context import BrokerContext
+    from headrace.broker.metadata.image import TopicEntry
+    from headrace.broker.partitions.topic import TopicImage
     from headrace.tablelayer.server.catalog.catalog import Catalog
 
 logger = logging.getLogger("headrace.tables")
@@ -45,26 +48,42 @@ class Calendar:
         self._looked_at: dict[UUID, tuple[StoredTable, float]] = {}
         self._metadata = context.metadata
         self._background = context.background
-        self._version = -1
+        self._may_have_orphans = True
+        self._metadata.deletion_listeners.append(self._deleted)
+        self._metadata.topic_listeners.append(self._followed)
 
     async def check_if_due(self) -> None:
         """Check every table that was changed, or not checked for an interval."""
         if not self._metadata.is_loaded or not self._metadata.is_controller:
             return  # an unknown table is not a dropped one; the controller does this for all brokers
-        if self._version != self._metadata.version:
-            self._version = self._metadata.version
-            await self._catalog.drop_orphans()
+        if self._may_have_orphans:
+            self._may_have_orphans = False
+            await self._drop_orphans()
         now = self._clock.monotonic()
         seen: dict[UUID, tuple[StoredTable, float]] = {}
-        for definition in self._catalog.all_tables():
-            if not definition.is_partitioned:
-                continue
+        for definition in self._catalog.all_tables(PARTITIONED_BY_CONFIG):
             known, at = self._looked_at.get(definition.table_id, (None, now))
             if known is not definition or now - at >= self._interval_s:
                 await self._look_after(definition)
                 at = now
             seen[definition.table_id] = (definition, at)
         self._looked_at = seen
+
+    def _deleted(self, topic: TopicImage) -> None:
+        if PARTITIONED_BY_CONFIG in topic.config:
+            self._may_have_orphans = True
+
+    def _followed(self, _: TopicEntry | None, entry: TopicEntry) -> None:
+        """Note a partition that another broker created while its table was dropped."""
+        if is_partition(entry.topic.config) and self._catalog.is_orphan(entry.topic):
+            self._may_have_orphans = True
+
+    async def _drop_orphans(self) -> None:
+        try:
+            await self._catalog.drop_orphans()
+        except BaseException:
+            self._may_have_orphans = True
+            raise
 
     async def _look_after(self, definition: StoredTable) -> None:
         try:
