@@ -42,6 +42,16 @@ class Extension(TopicPolicy, Protocol):
         neither in logs nor in the store. The copy is as of one offset of each log, or earlier.
         """
 
+    def early_nodes(self) -> Sequence[str]:
+        """Return the roots of nodes that must not be ahead of the logs: the backup of a cluster contains them as they
+        were before its cut.
+        """
+        return ()
+
+    def still_nodes(self) -> Sequence[str]:
+        """Return the roots of nodes that must not change during the cut of a cluster."""
+        return ()
+
     async def run(self, context: BrokerContext) -> None:
         """Do background work, from before partitions are served until cancelled.
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from headrace.broker.assembly.logs import PartitionLogs
 from headrace.broker.backup.cut import Backups
+from headrace.broker.backup.member import ClusterParts
 from headrace.broker.cluster.brokers import ClusterBrokers
 from headrace.broker.cluster.flushing import LogFlushing
 from headrace.broker.cluster.follower_fetches import FollowerFetches
@@ -32,6 +33,7 @@ from headrace.broker.metadata.membership import Registration
 from headrace.broker.metadata.producer_ids import ProducerIds
 from headrace.broker.metadata.topic_config import TopicConfigs
 from headrace.broker.partitions.fence import Fence
+from headrace.broker.remote.backup_nodes import BackupNodes
 from headrace.broker.remote.opening import open_remote_log
 from headrace.broker.replication.replicas import LocalReplicas
 from headrace.broker.replication.throttle import Throttle
@@ -268,6 +270,20 @@ class Cluster:
             executor=storage.executor,
             clock=ports.clock,
             entropy=ports.entropy,
+            cluster=None if storage.is_alone else ClusterParts(self._backup_nodes(), OFFSETS_TOPIC),
+        )
+
+    def _backup_nodes(self) -> BackupNodes:
+        storage = self._storage
+        return BackupNodes(
+            storage.store,
+            lambda: self.metadata.image,
+            cluster_id=storage.directory.cluster_id,
+            broker_id=self._config["node.id"],
+            early=[root for extension in self._extensions for root in extension.early_nodes()],
+            still=[root for extension in self._extensions for root in extension.still_nodes()],
+            time_ms=self._ports.clock.time_ms,
+            executor=storage.executor,
         )
 
     async def _checkpoint_extensions(self, folder: Path) -> None:

@@ -69,6 +69,8 @@ async def start_coordinators(context: BrokerContext, undo: AsyncExitStack) -> Co
         context.peers,
         context.identity.broker_id,
     )
+    if context.backups is not None and context.backups.cluster is not None:
+        context.backups.cluster.journals.append(transactions.journal)
     undo.push_async_callback(transactions.stop)
     await transactions.start()
     return Coordinators(groups, transactions)

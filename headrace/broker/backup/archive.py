@@ -8,30 +8,30 @@ A file is cut into chunks of `CHUNK_BYTES`. A file with the size and time of the
 Otherwise only its missing chunks are written. Segments are written at their ends, so a backup of a log costs what was
 appended. An interrupted backup leaves chunks without a manifest; the next one uses them, `prune` removes them.
 
-A separate process makes a backup from the data directory of the running broker, whose cut (`broker.backup.cut`) says
-how far to read. It is restored into a new data directory, which is there whole or not at all.
+A separate process makes a backup of running brokers, whose cuts (`broker.backup.cut`) say how far to read. It reads
+their data directories, or asks them for the bytes (`Reader`). A backup of several brokers has the files of the data
+directory of a single one. It is restored into a new data directory, which is there whole or not at all.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
-from headrace.broker.backup.cut import CUT_NAME, EXTENSIONS, STORE_NAME, Cut
-from headrace.broker.log.segment import DELETED_SUFFIX, LOG_SUFFIX
+from headrace.broker.backup.cut import Cut, open_file
 from headrace.broker.objects.files import RemoteFiles
 from headrace.broker.runtime.ports import Disk, DiskFile
 
 CHUNK_BYTES: Final = 16 << 20
 THREADS: Final = 4
-PROPERTIES: Final = "meta.properties"
 RESTORED_NAME: Final = "restored-from-backup"
 """Marks a restored data directory, because the server that it came from may still run. See `broker.remote.manager`."""
 _VERSION: Final = 1
@@ -49,17 +49,23 @@ class FilesGoneError(BackupError):
 
 
 class StoredFile(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One file of a data directory: its chunks in order, or its text. `written_ms` is the file system's."""
+    """One file of a data directory: its chunks in order, or its text. `written_ms` is the file system's of broker
+    `node`; -1: of the only broker.
+    """
 
     path: str
     size: int = 0
     written_ms: float = 0.0
     chunks: tuple[str, ...] = ()
     text: str | None = None
+    node: int = -1
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """The contents of a backup. `made_ms` is the instant of the backup."""
+    """The contents of a backup. `made_ms` is the instant of the backup. `node_id`: the broker that the files make.
+    `brokers`: those of the cluster that it is of, empty for an independent broker. `lowered`: topics (or "" for the
+    default of all) whose `min.insync.replicas` was removed, because it was too much for one broker.
+    """
 
     id: str
     made_ms: int
@@ -67,6 +73,8 @@ class Manifest(msgspec.Struct, frozen=True):
     node_id: str
     files: tuple[StoredFile, ...]
     version: int = _VERSION
+    brokers: tuple[int, ...] = ()
+    lowered: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -76,6 +84,34 @@ class Manifest(msgspec.Struct, frozen=True):
     @property
     def size_bytes(self) -> int:
         return sum(file.size for file in self.files)
+
+
+class Reader(Protocol):
+    """The files of one broker. Any thread may use it."""
+
+    def open(self, place: str) -> ReadFile:
+        """Open a file of its cut. Raises FilesGoneError, OSError."""
+
+
+class ReadFile(Protocol):
+    """An open file of a cut. `written_ms` is the file system's time."""
+
+    @property
+    def written_ms(self) -> float: ...
+
+    def size(self) -> int: ...
+
+    def read(self, size: int, position: int) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
+class Part(msgspec.Struct, frozen=True):
+    """The part of one broker in a backup: its cut, and its files. `node`: as in `StoredFile`."""
+
+    cut: Cut
+    reader: Reader
+    node: int = -1
 
 
 class Progress(msgspec.Struct):
@@ -89,12 +125,15 @@ class Progress(msgspec.Struct):
 
 
 class _Source(msgspec.Struct, frozen=True):
-    """`path` in the data directory; `size` bytes of the file at `place`, or a text."""
+    """`path` in the data directory; `size` bytes of the file at `place` of `reader`, or its text, or its bytes."""
 
     path: str
-    place: Path | None = None
+    place: str = ""
     size: int = 0
+    reader: Reader | None = None
+    node: int = -1
     text: str | None = None
+    data: bytes = b""
 
 
 def manifests(files: RemoteFiles) -> list[str]:
@@ -127,22 +166,49 @@ def read_manifest(files: RemoteFiles, name: str) -> Manifest:
 # -- making one --------------------------------------------------------------------------------------------
 
 
+class LocalReader:
+    """Reads the files of a data directory on this machine."""
+
+    def __init__(self, disk: Disk, data_dir: Path) -> None:
+        self._disk = disk
+        self._data_dir = data_dir
+
+    def open(self, place: str) -> ReadFile:
+        try:
+            file, written_ms = open_file(self._disk, self._data_dir / place)
+        except FileNotFoundError as error:
+            raise gone(place) from error
+        return _LocalFile(file, written_ms)
+
+
+class _LocalFile:
+    def __init__(self, file: DiskFile, written_ms: float) -> None:
+        self.written_ms = written_ms
+        self.size = file.size
+        self.read = file.read
+        self.close = file.close
+
+
+def gone(place: str) -> FilesGoneError:
+    return FilesGoneError(f"{place} is gone: its topic was deleted while the backup was made; run it again")
+
+
 def make_backup(
     files: RemoteFiles,
-    disk: Disk,
     executor: Executor,
-    data_dir: Path,
-    folder: Path,
+    parts: Sequence[Part],
+    head: Manifest,
     told: Callable[[Progress], object] = lambda _: None,
 ) -> Manifest:
-    """Write what the cut in `folder` describes; `told` is called for each file. Raises FilesGoneError, OSError."""
-    sources = list(_staged(disk, data_dir))  # first, because no lock keeps them where they are
-    cut = msgspec.json.decode(disk.read(folder / CUT_NAME), type=Cut)
-    sources += _sources(disk, data_dir, folder, cut)
+    """Write the files of `parts`, and the texts of `head`, which is a manifest without the other files. `told` is
+    called for each file. Raises FilesGoneError, OSError.
+    """
+    sources = [_Source(file.path, text=file.text) for file in head.files]
+    sources += [source for part in parts for source in _sources(part)]
     before: dict[str, StoredFile] = {}
     if names := manifests(files):
         before = {file.path: file for file in read_manifest(files, names[-1]).files}
-    writer = _Writer(files, disk, before, set(files.names(_CHUNKS)))
+    writer = _Writer(files, before, set(files.names(_CHUNKS)))
     progress = Progress(files_total=len(sources), bytes_total=sum(source.size for source in sources))
     stored = []
     for file, written in executor.map(writer.store, sources):
@@ -151,99 +217,71 @@ def make_backup(
         progress.written_bytes += written
         stored.append(file)
         told(progress)
-    properties = dict(
-        line.split("=", 1) for line in disk.read(data_dir / PROPERTIES).decode().splitlines() if "=" in line
-    )
-    manifest = Manifest(
-        cut.id, cut.made_ms, properties.get("cluster.id", ""), properties.get("node.id", ""), tuple(stored)
-    )
+    manifest = replace(head, files=tuple(stored))
     files.put(manifest.name, msgspec.json.encode(manifest))
     return manifest
 
 
-def _sources(disk: Disk, data_dir: Path, folder: Path, cut: Cut) -> Iterator[_Source]:
-    yield _Source(PROPERTIES, text=disk.read(data_dir / PROPERTIES).decode())
-    yield _Source(STORE_NAME, folder / STORE_NAME, disk.size(folder / STORE_NAME) or 0)
-    for path in _below(disk, folder / EXTENSIONS):
-        yield _Source(path.relative_to(folder).as_posix(), path, disk.size(path) or 0)
-    for partition in cut.partitions:
+def _sources(part: Part) -> Iterator[_Source]:
+    for each in part.cut.beside:  # first, because no lock keeps files of rows that are handed over
+        yield _Source(each.path, each.place, each.size, part.reader, part.node)
+    for partition in part.cut.partitions:
         for name, text in partition.texts.items():
             yield _Source(f"{partition.folder}/{name}", text=text)
+        for name, data in partition.snapshots.items():
+            yield _Source(f"{partition.folder}/{name}", size=len(data), data=data)
         for name, size in partition.files:
-            yield _Source(f"{partition.folder}/{name}", data_dir / partition.folder / name, size)
-
-
-def _staged(disk: Disk, data_dir: Path) -> Iterator[_Source]:
-    """Yield the files of rows that were handed over and are not committed, or are being committed."""
-    for extension in disk.directories(data_dir / EXTENSIONS):
-        for path in _below(disk, data_dir / EXTENSIONS / extension / "staged"):
-            size = disk.size(path)
-            if size is not None:
-                yield _Source(path.relative_to(data_dir).as_posix(), path, size)
-
-
-def _below(disk: Disk, folder: Path) -> Iterator[Path]:
-    for name in sorted(disk.names(folder)):
-        yield folder / name
-    for name in sorted(disk.directories(folder)):
-        yield from _below(disk, folder / name)
+            path = f"{partition.folder}/{name}"
+            yield _Source(path, path, size, part.reader, part.node)
 
 
 class _Writer:
     """Writes the files of one backup; chunks named in `there` need not be written. Any thread may use it."""
 
-    def __init__(
-        self, files: RemoteFiles, disk: Disk, before: dict[str, StoredFile], there: set[str]
-    ) -> None:
+    def __init__(self, files: RemoteFiles, before: dict[str, StoredFile], there: set[str]) -> None:
         self._files = files
-        self._disk = disk
         self._before = before
         self._there = there
 
     def store(self, source: _Source) -> tuple[StoredFile, int]:
         """Return the stored file, and the number of bytes that were written for it."""
-        if source.place is None:
-            assert source.text is not None
+        if source.text is not None:
             return StoredFile(source.path, text=source.text), 0
-        file, written_ms = self._open(source.place)
+        if source.reader is None:
+            digest, written = self._put(source.data)
+            return StoredFile(source.path, len(source.data), chunks=(digest,)), written
+        file = source.reader.open(source.place)
         try:
             before = self._before.get(source.path)
             if (
                 before is not None
-                and (before.size, before.written_ms) == (source.size, written_ms)
+                and (before.size, before.written_ms, before.node)
+                == (source.size, file.written_ms, source.node)
                 and all(_chunk(digest) in self._there for digest in before.chunks)
             ):
                 return before, 0
             chunks, written = [], 0
             for position in range(0, source.size, CHUNK_BYTES):
-                data = file.read(min(CHUNK_BYTES, source.size - position), position)
-                if len(data) != min(CHUNK_BYTES, source.size - position):
+                size = min(CHUNK_BYTES, source.size - position)
+                data = file.read(size, position)
+                if len(data) != size:
                     raise FilesGoneError(f"{source.place} has become shorter while it was read")
-                digest = hashlib.sha256(data).hexdigest()
-                if _chunk(digest) not in self._there:
-                    self._files.put(_chunk(digest), data)
-                    self._there.add(_chunk(digest))
-                    written += len(data)
+                digest, new = self._put(data)
+                written += new
                 chunks.append(digest)
+            stored = StoredFile(source.path, source.size, file.written_ms, tuple(chunks), node=source.node)
         finally:
             file.close()
-        return StoredFile(source.path, source.size, written_ms, tuple(chunks)), written
+        return stored, written
 
-    def _open(self, place: Path) -> tuple[DiskFile, float]:
-        """Open the file, in its place or where retention has moved it; return it and its time."""
-        places = [place]
-        if place.name.endswith(LOG_SUFFIX):
-            places.append(place.with_name(place.name + DELETED_SUFFIX))
-        for each in places:
-            try:
-                written_ms = self._disk.written_ms(each)
-                if written_ms is not None:
-                    return self._disk.open_read_only(each), written_ms
-            except FileNotFoundError:
-                continue
-        raise FilesGoneError(
-            f"{place} is gone: its topic was deleted while the backup was made; run it again"
-        )
+    def _put(self, data: bytes) -> tuple[str, int]:
+        """Write a chunk unless it is there; return its digest, and the number of written bytes."""
+        digest = hashlib.sha256(data).hexdigest()
+        if _chunk(digest) in self._there:
+            return digest, 0
+        self._files.put(_chunk(digest), data)
+        self._there.add(_chunk(digest))
+        return digest, len(data)
 
 
 def _chunk(digest: str) -> str:

@@ -1,23 +1,23 @@
 """The cut of a running broker for a backup: the state that a kill at one instant would have left.
 
-In one turn of the event loop the end of every open log is noted, and a copy of the coordination store is begun, between
-earlier and later transactions. Logs that are not open do not change; if one is opened meanwhile, the cut begins again.
-The state of extensions beside the logs (key-value stores) is copied before, so that the logs reach further than it, as
-after a kill.
+An independent broker makes it alone. In one turn of the event loop the end of every open log is noted, and a copy of
+the coordination store is begun, between earlier and later transactions. Logs that are not open do not change; if one is
+opened meanwhile, the cut begins again. The state of extensions beside the logs (key-value stores) is copied before, so
+that the logs reach further than it, as after a kill. A member of a cluster makes its part of a cut (`member`).
 
 Until the backup ends, or was not renewed for `LEASE_SECONDS`, no segment file is removed or replaced (the lock
-`removals`): retention and the log cleaner wait. So another process can read the records below the cut from the data
-directory while this one goes on. Only the files of a deleted topic are removed at once.
+`removals`): retention and the log cleaner wait. So the records below the cut can be read while the broker goes on: by
+another process from the data directory, or through `read`. Only the files of a deleted topic are removed at once.
 
-DATA/backup/<id>/cut.json (`Cut`) lists what has to be copied, beside the copy of the store and the extensions' files.
-The folder is removed with the backup, and at the next start of the broker.
+DATA/backup/<id>/cut.json (`Cut`) lists everything that has to be copied. The folder is removed with the backup, and at
+the next start of the broker.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
@@ -25,27 +25,23 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
-from headrace.broker.log.checkpoint import CHECKPOINT_NAME, CLEAN_NAME, Checkpoint, encode_checkpoint
-from headrace.broker.log.epochs import FILE_NAME as EPOCHS_NAME
-from headrace.broker.log.epochs import LeaderEpochs
-from headrace.broker.log.producer_state import SNAPSHOT_SUFFIX
-from headrace.broker.log.segment import (
-    DELETED_SUFFIX,
-    INDEX_SUFFIX,
-    LOG_SUFFIX,
-    OFFSET_DIGITS,
-    TIME_INDEX_SUFFIX,
-    file_stem,
+from headrace.broker.backup.logs import (
+    LOGS_PER_TURN,
+    OpenLog,
+    PartitionCut,
+    closed_logs,
+    described,
+    noted,
+    with_files_beside,
 )
-from headrace.broker.log.transaction_index import FILE_SUFFIX as TRANSACTION_INDEX_SUFFIX
-from headrace.broker.partitions.data_dir import PARTITION_METADATA
+from headrace.broker.backup.member import ClusterParts, MemberCut, Step
+from headrace.broker.log.segment import DELETED_SUFFIX, LOG_SUFFIX
 from headrace.protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
-    from headrace.broker.log.partition_log import PartitionLog
     from headrace.broker.partitions.partition import Partition
     from headrace.broker.replication.replicas import LocalReplicas
-    from headrace.broker.runtime.ports import Clock, Disk, Entropy
+    from headrace.broker.runtime.ports import Clock, Disk, DiskFile, Entropy
 
 logger = logging.getLogger("headrace.backup")
 
@@ -55,21 +51,21 @@ LEASE_SECONDS: Final = 60.0
 FOLDER: Final = "backup"
 CUT_NAME: Final = "cut.json"
 STORE_NAME: Final = "meta.db"
+PROPERTIES: Final = "meta.properties"
 EXTENSIONS: Final = "extensions"
+READ_BYTES_MAX: Final = 4 << 20
+"""Maximum number of bytes of one `read`."""
 _ATTEMPTS: Final = 20
-_LOGS_PER_TURN: Final = 64
-_TEXTS: Final[tuple[str, ...]] = (CHECKPOINT_NAME, CLEAN_NAME, EPOCHS_NAME)
-_INDEXES: Final = (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX)
 
 
-class PartitionCut(msgspec.Struct, frozen=True):
-    """`files` has the number of bytes, from the beginning, of each file in the partition's folder; `texts` has the
-    contents of small files.
+class BesideFile(msgspec.Struct, frozen=True):
+    """A file that is not in a partition's folder: its path in a restored data directory, its place in the data
+    directory, and its size.
     """
 
-    folder: str
-    files: list[tuple[str, int]]
-    texts: dict[str, str]
+    path: str
+    place: str
+    size: int
 
 
 class Cut(msgspec.Struct, frozen=True):
@@ -78,23 +74,25 @@ class Cut(msgspec.Struct, frozen=True):
     id: str
     made_ms: int
     partitions: list[PartitionCut]
+    beside: list[BesideFile]
 
 
 class Backup(msgspec.Struct, frozen=True):
-    """A backup in progress. `folder` has its cut."""
+    """A backup in progress. `folder` has its cut; `is_member`: the steps of a member follow."""
 
     id: str
     folder: Path
+    is_member: bool = False
 
 
-class _OpenLog(msgspec.Struct, frozen=True):
-    """A log at the instant of the cut: its end, and base and size of the active segment."""
+class FileRange(msgspec.Struct, frozen=True):
+    """A range of a file. `end`: the number of bytes of the file that belong to the cut; `written_ms`: the file system's
+    time of the file.
+    """
 
-    partition: Partition
-    log: PartitionLog
-    end_offset: int
-    active_base: int
-    active_size: int
+    data: bytes
+    end: int
+    written_ms: float
 
 
 class Backups:
@@ -112,9 +110,10 @@ class Backups:
         executor: Executor,
         clock: Clock,
         entropy: Entropy,
+        cluster: ClusterParts | None = None,
     ) -> None:
-        """`copy_store` writes the present store to a file; None if the store is not this broker's. `extensions` copies
-        their state beside logs and store into a folder.
+        """`copy_store` writes the present store to a file; None if the store is not this broker's, which then has
+        `cluster`. `extensions` copies their state beside logs and store into a folder.
         """
         self._replicas = replicas
         self._copy_store = copy_store
@@ -122,11 +121,15 @@ class Backups:
         self._removals = removals
         self._folder = data_dir / FOLDER
         self.data_dir = data_dir
+        self.cluster = cluster
         self._disk = disk
         self._executor = executor
         self._clock = clock
         self._entropy = entropy
         self._current: Backup | None = None
+        self._member: MemberCut | None = None
+        self._sizes: dict[str, int] | None = None
+        """The readable places of the current backup, once they were needed."""
         self._lease: asyncio.TimerHandle | None = None
         self._expiring: asyncio.Task[None] | None = None
 
@@ -134,19 +137,25 @@ class Backups:
         """Remove the files of an interrupted backup."""
         await self._run(self._disk.remove_tree, self._folder)
 
-    async def begin(self) -> Backup:
-        """Make the cut. Raises KafkaError (INVALID_REQUEST) while another backup is in progress, and in a cluster."""
-        if self._copy_store is None:
+    async def begin(self, *, in_steps: bool = False) -> Backup:
+        """Make the cut; a member of a cluster prepares it, and the steps follow (`in_steps`: the caller knows them).
+
+        Raises KafkaError (INVALID_REQUEST) while another backup is in progress.
+        """
+        cluster = self.cluster
+        if cluster is not None and not in_steps:
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST,
-                "a broker of a cluster has its topics in ZooKeeper: only a single broker can be backed up",
+                "this broker is a member of a cluster, and the command can back up independent brokers only: upgrade "
+                "the command",
             )
         if self._current is not None:
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST, f"backup {self._current.id} is in progress: wait until it ends"
             )
         backup_id = self._entropy.uuid().hex
-        backup = self._current = Backup(backup_id, self._folder / backup_id)
+        backup = self._current = Backup(backup_id, self._folder / backup_id, cluster is not None)
+        self._sizes = None
         began = self._clock.monotonic()
         try:
             await self._removals.acquire()
@@ -155,20 +164,76 @@ class Backups:
             raise
         try:
             await self._run(self._make_folder, backup.folder)
+            if cluster is not None:
+                self._member = MemberCut(cluster, self._replicas, self._disk, self.data_dir, self._executor)
             await self._extensions(backup.folder / EXTENSIONS)
-            cut = await self._cut(backup, self._copy_store)
-            await self._run(
-                self._disk.replace, backup.folder / CUT_NAME, msgspec.json.encode(cut), sync=False
-            )
+            if self._copy_store is not None:
+                made_ms, partitions = await self._cut(backup, self._copy_store)
+                await self._write(backup, made_ms, partitions)
+                logger.info(
+                    "backup %s: %d partitions cut in %.0f ms", backup.id, len(partitions),
+                    (self._clock.monotonic() - began) * 1000,
+                )  # fmt: skip
         except BaseException:
             await asyncio.shield(self._end(backup))
             raise
         self._extend()
-        logger.info(
-            "backup %s: %d partitions cut in %.0f ms", backup.id, len(cut.partitions),
-            (self._clock.monotonic() - began) * 1000,
-        )  # fmt: skip
         return backup
+
+    async def step(self, backup_id: str, step: Step) -> None:
+        """Do one step of a member's part. Raises KafkaError; OPERATION_NOT_ATTEMPTED: the cut has to be made again."""
+        backup, member = self._known(backup_id), self._member
+        if member is None or self.cluster is None:
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST, "an independent broker makes its cut when the backup begins"
+            )
+        self._extend()
+        match step:
+            case Step.NODES:
+                await self.cluster.nodes.read()
+            case Step.HOLD:
+                await member.hold()
+            case Step.OFFSETS:
+                member.note_offsets()
+            case Step.PARTITIONS:
+                member.note_partitions()
+            case Step.RELEASE:
+                made_ms = self._clock.time_ms()
+                partitions = await member.describe()
+                await self._write(backup, made_ms, partitions)
+                logger.info("backup %s: cut %d partitions", backup.id, len(partitions))
+            case Step.IMAGE:
+                for name, data in (await self.cluster.nodes.image()).items():
+                    await self._run(self._disk.replace, backup.folder / name, data, sync=False)
+                    if self._sizes is not None:
+                        self._sizes[self._place(backup, name)] = len(data)
+
+    async def read(self, backup_id: str, place: str, position: int, size: int) -> FileRange:
+        """Read a range of a file of the cut; `place` is relative to the data directory.
+
+        Raises KafkaError: INVALID_REQUEST for anything that is not in the cut, RESOURCE_NOT_FOUND for a file that is
+        gone because its topic was deleted.
+        """
+        backup = self._known(backup_id)
+        self._extend()
+        if self._sizes is None:
+            sizes = await self._run(self._find_sizes, backup)
+            if self._current is backup and self._sizes is None:
+                self._sizes = sizes
+        end = None if self._sizes is None else self._sizes.get(place)
+        if end is None:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"{place!r} is not a file of backup {backup_id}")
+        if not (0 <= size <= READ_BYTES_MAX and position >= 0 and position + size <= end):
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST,
+                f"{size} bytes from {position} on are not a range of {place!r}: it has {end} bytes, and a request "
+                f"reads at most {READ_BYTES_MAX}",
+            )
+        try:
+            data, written_ms = await self._run(self._read, self.data_dir / place, position, size)
+        except FileNotFoundError:
+            raise KafkaError(ErrorCode.RESOURCE_NOT_FOUND, f"{place} is gone") from None
+        return FileRange(data, end, written_ms)
 
     def renew(self, backup_id: str) -> None:
         """Renew the lease on the files. Raises KafkaError (INVALID_REQUEST) when the backup has ended."""
@@ -208,14 +273,18 @@ class Backups:
         try:
             await self._run(self._disk.remove_tree, backup.folder)
         finally:
-            self._current = None
-            self._removals.release()
+            if self._current is backup:
+                self._current = None
+                self._removals.release()
 
     def stop(self) -> None:
         """End the backup at once, because the broker stops."""
         if self._lease is not None:
             self._lease.cancel()
             self._lease = None
+        if self._member is not None:
+            self._member.release()
+            self._member = None
 
     def _make_folder(self, folder: Path) -> None:
         self._disk.remove_tree(self._folder)
@@ -226,23 +295,70 @@ class Backups:
             self._executor, partial(work, *arguments, **named)
         )
 
-    # -- the cut -------------------------------------------------------------------------------------------
+    # -- the files -----------------------------------------------------------------------------------------
 
-    async def _cut(self, backup: Backup, copy_store: Callable[[Path], Awaitable[None]]) -> Cut:
+    async def _write(self, backup: Backup, made_ms: int, partitions: list[PartitionCut]) -> None:
+        beside = await self._run(lambda: list(self._beside(backup)))
+        data = msgspec.json.encode(Cut(backup.id, made_ms, partitions, beside))
+        await self._run(self._disk.replace, backup.folder / CUT_NAME, data, sync=False)
+
+    def _beside(self, backup: Backup) -> Iterator[BesideFile]:
+        """Yield the files of the backup's folder, and those of rows that were handed over and are not committed, or are
+        being committed.
+        """
+        disk, data_dir = self._disk, self.data_dir
+        if not backup.is_member:
+            yield BesideFile(PROPERTIES, PROPERTIES, disk.size(data_dir / PROPERTIES) or 0)
+        for path in _below(disk, backup.folder):
+            place = path.relative_to(data_dir).as_posix()
+            yield BesideFile(path.relative_to(backup.folder).as_posix(), place, disk.size(path) or 0)
+        for extension in disk.directories(data_dir / EXTENSIONS):
+            for path in _below(disk, data_dir / EXTENSIONS / extension / "staged"):
+                size = disk.size(path)
+                if size is not None:
+                    place = path.relative_to(data_dir).as_posix()
+                    yield BesideFile(place, place, size)
+
+    def _place(self, backup: Backup, name: str) -> str:
+        return (backup.folder / name).relative_to(self.data_dir).as_posix()
+
+    def _find_sizes(self, backup: Backup) -> dict[str, int]:
+        """Return the number of readable bytes by place. Raises KafkaError before the cut was written."""
+        try:
+            data = self._disk.read(backup.folder / CUT_NAME)
+        except FileNotFoundError:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"backup {backup.id} has not been cut yet") from None
+        cut = msgspec.json.decode(data, type=Cut)
+        sizes = {f"{each.folder}/{name}": size for each in cut.partitions for name, size in each.files}
+        sizes |= {each.place: each.size for each in cut.beside}
+        for name in self._disk.names(backup.folder):
+            sizes[self._place(backup, name)] = self._disk.size(backup.folder / name) or 0
+        return sizes
+
+    def _read(self, path: Path, position: int, size: int) -> tuple[bytes, float]:
+        file, written_ms = open_file(self._disk, path)
+        try:
+            return file.read(size, position), written_ms
+        finally:
+            file.close()
+
+    # -- the cut of an independent broker ------------------------------------------------------------------
+
+    async def _cut(
+        self, backup: Backup, copy_store: Callable[[Path], Awaitable[None]]
+    ) -> tuple[int, list[PartitionCut]]:
         for _ in range(_ATTEMPTS):
             await self._run(self._disk.remove, backup.folder / STORE_NAME)
-            opened: list[_OpenLog] = []
+            opened: list[OpenLog] = []
             closed: list[Partition] = []
             made_ms = self._clock.time_ms()
             for partition in self._replicas.all_partitions():
-                if not partition.is_open:
+                if partition.is_open:
+                    opened.append(noted(partition))
+                else:
                     closed.append(partition)
-                    continue
-                log = partition.log
-                active = log.segments[-1]
-                opened.append(_OpenLog(partition, log, log.log_end_offset, active.base_offset, active.size))
             await copy_store(backup.folder / STORE_NAME)  # begun in this very turn
-            found = await self._run(self._closed, [_folder(partition) for partition in closed])
+            found = await self._run(closed_logs, self._disk, self.data_dir, closed)
             if not any(partition.is_open for partition in closed):
                 break
         else:
@@ -250,78 +366,31 @@ class Backups:
                 ErrorCode.REQUEST_TIMED_OUT,
                 "the cut was repeated too often because logs are being opened; try again later",
             )
-        for first in range(0, len(opened), _LOGS_PER_TURN):
-            some = [_described(each) for each in opened[first : first + _LOGS_PER_TURN]]
-            found += await self._run(self._open, some)
-        return Cut(backup.id, made_ms, found)
-
-    def _closed(self, folders: Sequence[str]) -> list[PartitionCut]:
-        """Return the cuts of unopened logs, from their files."""
-        disk, found = self._disk, []
-        for folder in folders:
-            path = self.data_dir / folder
-            names = disk.names(path)
-            texts = {name: disk.read(path / name).decode() for name in _TEXTS if name in names}
-            files = [
-                (name, disk.size(path / name) or 0)
-                for name in names
-                if name not in texts and not name.endswith((DELETED_SUFFIX, ".tmp"))
-            ]
-            if files or texts:
-                found.append(PartitionCut(folder, files, texts))
-        return found
-
-    def _open(self, logs: Sequence[tuple[int, PartitionCut]]) -> list[PartitionCut]:
-        """Add the final files beside the segments of logs: indexes of sealed segments, and snapshots of producers up to
-        the end.
-        """
-        disk, found = self._disk, []
-        for end_offset, log in logs:
-            path = self.data_dir / log.folder
-            sealed = {name[:OFFSET_DIGITS] for name, _ in log.files[:-1]}
-            files = list(log.files)
-            for name in disk.names(path):
-                stem, suffix = name[:OFFSET_DIGITS], name[OFFSET_DIGITS:]
-                is_index = suffix in _INDEXES and stem in sealed
-                is_snapshot = suffix == SNAPSHOT_SUFFIX and stem.isdigit() and int(stem) <= end_offset
-                if is_index or is_snapshot or name == PARTITION_METADATA:
-                    files.append((name, disk.size(path / name) or 0))
-            if files or log.texts:
-                found.append(PartitionCut(log.folder, files, log.texts))
-        return found
+        for first in range(0, len(opened), LOGS_PER_TURN):
+            some = [described(each) for each in opened[first : first + LOGS_PER_TURN]]
+            found += await self._run(with_files_beside, self._disk, self.data_dir, some)
+        return made_ms, found
 
 
-def _described(at: _OpenLog) -> tuple[int, PartitionCut]:
-    """Return a log up to its end, and the end. With the facts beside the segments, an open reads the last segment
-    only.
+def open_file(disk: Disk, path: Path) -> tuple[DiskFile, float]:
+    """Open a file of a cut, in its place or where retention has moved it; return it and its time. Raises
+    FileNotFoundError.
     """
-    log = at.log
-    segments = [
-        (segment, at.active_size if segment.base_offset == at.active_base else segment.size)
-        for segment in log.segments
-        if segment.base_offset <= at.active_base
-    ]
-    segments = [(segment, size) for segment, size in segments if size]
-    aborted = {
-        segment.base_offset: len(segment.aborted) for segment, _ in segments[:-1] if len(segment.aborted)
-    }
-    checkpoint = Checkpoint(
-        min(log.log_start_offset, at.end_offset),
-        segments[-1][0].base_offset if segments else at.end_offset,
-        aborted,
-        min(log.compacted_to, at.end_offset),
-        tiered_to=min(log.tiered_to, at.end_offset),
-    )
-    epochs = LeaderEpochs([(epoch, start) for epoch, start in log.epochs if start < at.end_offset])
-    texts: dict[str, str] = {}
-    if at.end_offset:
-        texts = {
-            CHECKPOINT_NAME: encode_checkpoint(checkpoint).decode(),
-            EPOCHS_NAME: epochs.encode().decode(),
-        }
-    files = [(file_stem(segment.base_offset) + LOG_SUFFIX, size) for segment, size in segments]
-    return at.end_offset, PartitionCut(_folder(at.partition), files, texts)
+    places = [path]
+    if path.name.endswith(LOG_SUFFIX):
+        places.append(path.with_name(path.name + DELETED_SUFFIX))
+    for each in places:
+        try:
+            written_ms = disk.written_ms(each)
+            if written_ms is not None:
+                return disk.open_read_only(each), written_ms
+        except FileNotFoundError:
+            continue
+    raise FileNotFoundError(str(path))
 
 
-def _folder(partition: Partition) -> str:
-    return f"{partition.topic.name}-{partition.index}"
+def _below(disk: Disk, folder: Path) -> Iterator[Path]:
+    for name in sorted(disk.names(folder)):
+        yield folder / name
+    for name in sorted(disk.directories(folder)):
+        yield from _below(disk, folder / name)

@@ -130,6 +130,8 @@ class JournalTopic:
         self._rewrite_at: dict[int, int] = {}
         self._rewriting: set[int] = set()
         self._held: dict[int, list[tuple[bytes, Later]]] = {}
+        self._paused: list[tuple[int, bytes, Later]] | None = None
+        """The appends that wait for `release`; None if the journal is not held."""
         metadata.topic_listeners.append(self._followed)
 
     # -- life ------------------------------------------------------------------------------------------------
@@ -276,7 +278,34 @@ class JournalTopic:
         if held is not None:
             held.append((batch, later))
             return False
+        if self._paused is not None:
+            self._paused.append((index, batch, later))
+            return False
         return self._append(index, batch, later)
+
+    async def hold(self) -> None:
+        """Let appends wait until `release`, and return when those before it are stored and their owners are notified.
+        Raises KafkaError.
+        """
+        if self._paused is None:
+            self._paused = []
+        for partition in [self.partitions[index] for index in sorted(self._led)]:
+            while not partition.closed and not partition.is_published(partition.log.log_end_offset):
+                await self._settled(partition)
+                await asyncio.sleep(0)
+
+    def release(self) -> None:
+        """Carry out the appends that wait."""
+        paused, self._paused = self._paused, None
+        for index, batch, later in paused or ():
+            self._append_late(index, batch, later)
+
+    def _append_late(self, index: int, batch: bytes, later: Later) -> None:
+        try:
+            if self.append(index, batch, later):
+                later(None)
+        except KafkaError as error:
+            later(error)
 
     def _append(self, index: int, batch: bytes, later: Later) -> bool:
         from headrace.broker.log.partition_log import AppendOrigin
@@ -340,11 +369,7 @@ class JournalTopic:
         finally:
             del self._held[index]
             for batch, later in held:
-                try:
-                    if self._append(index, batch, later):
-                        later(None)
-                except KafkaError as error:
-                    later(error)
+                self._append_late(index, batch, later)
 
     async def _settled(self, partition: Partition) -> None:
         """Wait until everything appended so far is stored and its owner is notified."""

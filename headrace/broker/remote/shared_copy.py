@@ -29,6 +29,7 @@ from headrace.broker.metadata import tree
 from headrace.broker.metadata.image import (
     NO_LEADER,
     STATES_PER_CHUNK,
+    FrozenMap,
     PartitionState,
     StatesChunk,
     TopicEntry,
@@ -126,7 +127,7 @@ class SharedCopy:
         nodes = await self._read()
         if nodes is None:
             return False
-        image = await self._place.run(_essentials, nodes, cluster.topics)
+        image = await self._place.run(essentials, nodes, cluster.topics)
         if image != self._written:
             if not await self._place.run(self._write, image):
                 return False
@@ -182,21 +183,27 @@ class SharedCopy:
                 self._older.pop()
 
     async def _read(self) -> dict[str, bytes] | None:
-        """Return the nodes that are neither topics' nor left out; None if another broker is the controller."""
-        nodes: dict[str, bytes] = {}
-        level = [path for name in await self._store.children("/") if (path := f"/{name}") not in _LEFT_OUT]
-        while level:
-            parents = []
-            for path, node in zip(level, await self._store.get_many(level), strict=True):
-                if node is not None and not node.owner:
-                    nodes[path] = node.data
-                    parents.append(path)
-            level = []
-            for first in range(0, len(parents), _READS):
-                some = parents[first : first + _READS]
-                names = await asyncio.gather(*map(self._store.children, some))
-                level += [f"{path}/{name}" for path, each in zip(some, names, strict=True) for name in each]
+        """Return the nodes of the copy, without topics; None if another broker is the controller."""
+        nodes = await read_nodes(self._store)
         return nodes if int(nodes.get(tree.CONTROLLER_EPOCH, b"-1")) == self._epoch else None
+
+
+async def read_nodes(store: CoordinationStore) -> dict[str, bytes]:
+    """Return the nodes that are neither topics' nor left out."""
+    nodes: dict[str, bytes] = {}
+    level = [path for name in await store.children("/") if (path := f"/{name}") not in _LEFT_OUT]
+    while level:
+        parents = []
+        for path, node in zip(level, await store.get_many(level), strict=True):
+            if node is not None and not node.owner:
+                nodes[path] = node.data
+                parents.append(path)
+        level = []
+        for first in range(0, len(parents), _READS):
+            some = parents[first : first + _READS]
+            names = await asyncio.gather(*map(store.children, some))
+            level += [f"{path}/{name}" for path, each in zip(some, names, strict=True) for name in each]
+    return nodes
 
 
 def _is_chunk(path: str) -> bool:
@@ -204,7 +211,7 @@ def _is_chunk(path: str) -> bool:
     return path.startswith(f"{tree.TOPICS}/") and path.count("/") == 4
 
 
-def _essentials(nodes: dict[str, bytes], topics: Mapping[str, TopicEntry]) -> StoreImage:
+def essentials(nodes: dict[str, bytes], topics: FrozenMap[str, TopicEntry]) -> StoreImage:
     """Return the metadata without the state of live brokers."""
     kept = {**nodes, tree.TOPICS: b""}
     for entry in topics.values():

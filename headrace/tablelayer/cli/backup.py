@@ -1,18 +1,19 @@
 """`headrace backup` and `headrace restore`: copy a running server's data to a directory or object store, and back.
 
-The command reads the server's data directory itself, so that the server is not disturbed. It runs on the server's
-machine, as a user who may read the directory. The server makes a consistent cut, and keeps its files in place until the
-command is done.
+The brokers make a consistent cut, and keep its files in place until the command is done (`backup_parts`). The command
+writes the archive, and is the only one that does.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import typer
@@ -33,26 +34,23 @@ from headrace.broker.backup.archive import (
 from headrace.broker.log.disk import SystemDisk
 from headrace.broker.objects.files import RemoteFiles, open_files
 from headrace.broker.runtime.ports import SystemThreads
+from headrace.tablelayer.cli.backup_parts import CutAgainError, begun_backup
 from headrace.tablelayer.cli.connect import open_connection
 from headrace.tablelayer.cli.errors import CommandError
 from headrace.tablelayer.cli.options import Format
 from headrace.tablelayer.cli.output import size_text, write_rows
 from headrace.tablelayer.cli.words import moment_of
-from headrace.tablelayer.client import ClientError, Connection, KafkaError, TableError
-from headrace.tablelayer.model.messages.process import (
-    BeginBackupRequest,
-    BeginBackupResponse,
-    HoldBackupRequest,
-    HoldBackupResponse,
-)
+from headrace.tablelayer.client import Connection
 
-_HOLD_SECONDS = 10.0
-_ATTEMPTS = 3
-"""Attempts of a backup, if topics are deleted meanwhile; files that were written are not written again."""
+_ATTEMPTS = 5
+"""Attempts of a backup, if topics are deleted or leaders change meanwhile; files that were written are not written
+again.
+"""
+_PAUSE_SECONDS = 1.0
 
 
 def backup(server: str, target: str, keep: int | None) -> None:
-    """Back up a server. Raises CommandError."""
+    """Back up an independent server or a cluster. Raises CommandError."""
     files = _open(target)
     with _told(target), open_connection(server) as connection:
         for attempt in range(1, _ATTEMPTS + 1):
@@ -60,9 +58,10 @@ def backup(server: str, target: str, keep: int | None) -> None:
             try:
                 manifest, progress = _backup(connection, files)
                 break
-            except FilesGoneError:
+            except (FilesGoneError, CutAgainError):
                 if attempt == _ATTEMPTS:
                     raise
+                time.sleep(_PAUSE_SECONDS)
         typer.echo(
             f"{manifest.name}: {len(manifest.files):,} files of {size_text(manifest.size_bytes)}, "
             f"{size_text(progress.written_bytes)} of them written, {perf_counter() - began:.1f} s"
@@ -73,75 +72,22 @@ def backup(server: str, target: str, keep: int | None) -> None:
 
 
 def _backup(connection: Connection, files: RemoteFiles) -> tuple[Manifest, Progress]:
-    begun = connection.call(
-        BeginBackupRequest(), BeginBackupResponse, doing="begin a backup", repeatable=False
-    )
-    disk, last = SystemDisk(), Progress()
+    last = Progress()
     pool = SystemThreads().pool(THREADS, "backup")
-    is_made = False
     try:
-        if not disk.is_directory(Path(begun.folder)):
-            raise CommandError(
-                f"the server's data directory {begun.data_directory} is not on this machine: run the backup where the "
-                "server runs, as a user who may read it"
-            )
+        with begun_backup(connection) as begun, _shown(lambda: last):
 
-        def told(progress: Progress) -> None:
-            nonlocal last
-            last = progress
-            held.check()
+            def told(progress: Progress) -> None:
+                nonlocal last
+                last = progress
+                begun.check()
 
-        with _Held(connection, begun.backup_id) as held, _shown(lambda: last):
-            manifest = make_backup(files, disk, pool, Path(begun.data_directory), Path(begun.folder), told)
-        is_made = True
+            with TemporaryDirectory(prefix="headrace-backup-") as folder:
+                parts, head = begun.parts(SystemDisk(), Path(folder))
+                manifest = make_backup(files, pool, parts, head, told)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-        try:
-            _hold(connection, begun.backup_id, is_over=True)
-        except (KafkaError, ClientError):
-            if is_made:
-                raise
     return manifest, last
-
-
-def _hold(connection: Connection, backup_id: str, *, is_over: bool) -> None:
-    connection.call(
-        HoldBackupRequest(backup_id=backup_id, is_over=is_over), HoldBackupResponse, doing="hold the backup"
-    )
-
-
-class _Held:
-    """Tells the server periodically that its files are still needed."""
-
-    def __init__(self, connection: Connection, backup_id: str) -> None:
-        self._connection = connection
-        self._backup_id = backup_id
-        self._ended = threading.Event()
-        self._lost: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="hold the backup", daemon=True)
-
-    def __enter__(self) -> _Held:
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-        if kind is None:
-            self.check()
-
-    def check(self) -> None:
-        """Raise the server's error if it no longer holds the backup."""
-        if self._lost is not None:
-            raise self._lost
-
-    def _run(self) -> None:
-        while not self._ended.wait(_HOLD_SECONDS):
-            try:
-                _hold(self._connection, self._backup_id, is_over=False)
-            except (KafkaError, ClientError, TableError) as error:
-                self._lost = error
-                return
 
 
 def restore_backup(
@@ -155,13 +101,20 @@ def restore_backup(
             if not names:
                 raise CommandError(f"there is no backup in {source}")
             write_rows(
-                ("time", "backup", "files", "bytes"),
+                ("time", "backup", "cluster", "brokers", "files", "bytes"),
                 [
-                    (_time_text(each.made_ms), each.id, len(each.files), each.size_bytes)
+                    (
+                        _time_text(each.made_ms),
+                        each.id,
+                        each.cluster_id,
+                        ",".join(map(str, each.brokers)) or each.node_id,
+                        len(each.files),
+                        each.size_bytes,
+                    )
                     for each in (read_manifest(files, name) for name in names)
                 ],
                 output,
-                numeric=(False, False, True, True),
+                numeric=(False, False, False, False, True, True),
             )
             return
         if data is None:
@@ -184,6 +137,22 @@ def restore_backup(
         f"{data} is the server's state at {_time_text(manifest.made_ms)}: {len(manifest.files):,} files of "
         f"{size_text(manifest.size_bytes)}, {perf_counter() - began:.1f} s"
     )
+    if manifest.brokers:
+        _tell_of_cluster(manifest.node_id)
+    _tell_of_lowered(manifest.lowered)
+
+
+def _tell_of_cluster(broker_id: int | str) -> None:
+    typer.echo(
+        f"It was a cluster. It is now broker {broker_id} alone, which has all partitions. Start it once, "
+        "stop it, and `headrace cluster adopt` makes it the first broker of a new cluster"
+    )
+
+
+def _tell_of_lowered(topics: Sequence[str]) -> None:
+    if topics:
+        named = ", ".join(name or "the default of all topics" for name in topics)
+        typer.echo(f"min.insync.replicas was more than one broker can have, and is now 1: {named}")
 
 
 def restore_from_remote(location: str, data: Path | None, cluster_id: str | None) -> None:
@@ -209,13 +178,8 @@ def restore_from_remote(location: str, data: Path | None, cluster_id: str | None
         f"{_time_text(image.made_ms)}; {count} topics have records in remote storage"
     )
     if image.controller_epoch >= 0:
-        typer.echo(
-            f"It was a cluster. It is now broker {image.broker_id} alone, which has all partitions. Start it once, "
-            "stop it, and `headrace cluster adopt` makes it the first broker of a new cluster"
-        )
-    if restored.lowered:
-        named = ", ".join(name or "the default of all topics" for name in restored.lowered)
-        typer.echo(f"min.insync.replicas was more than one broker can have, and is now 1: {named}")
+        _tell_of_cluster(image.broker_id)
+    _tell_of_lowered(restored.lowered)
     if restored.positions_ms is not None:
         typer.echo(f"{restored.positions}; copied at {_time_text(restored.positions_ms)} or later")
     for name in restored.damaged:

@@ -561,10 +561,11 @@ def backup(
     ] = None,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """Back up a running server: topics, tables, groups and users, all as of one instant.
+    """Back up a running server or cluster: topics, tables, groups and users, as of one cut.
 
-    Run it on the server's machine. It reads the data directory itself, and writes only files that the earlier backups
-    in TARGET do not have. The server continues to run; no segment is deleted or compacted until the command is done.
+    It reads data directories on this machine itself, and asks the other brokers for their files. It writes only what
+    the earlier backups in TARGET do not have. The servers continue to run; no segment is deleted or compacted until the
+    command is done.
 
     \b
       headrace backup /mnt/backups

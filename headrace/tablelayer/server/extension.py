@@ -42,7 +42,7 @@ from headrace.tablelayer.server.kafka_face.schema_registry import REGISTRY_CONFI
 from headrace.tablelayer.server.lake.dropped import GonePartitionsStore
 from headrace.tablelayer.server.lake.machine import Timing
 from headrace.tablelayer.server.lake.subjects import LakeSubjects
-from headrace.tablelayer.server.lake.tiering import LakeRounds
+from headrace.tablelayer.server.lake.tiering import LAKE_NODES, LakeRounds
 from headrace.tablelayer.server.lake_catalogs import LAKE_CATALOG_CONFIGS
 from headrace.tablelayer.server.lake_options import LAKE_OPTION_CONFIG
 from headrace.tablelayer.server.limits import Limits
@@ -364,6 +364,14 @@ class TableExtension:
             bucket: object = partition.hooks
             if isinstance(bucket, KeyBucket):
                 await bucket.checkpoint(folder / str(partition.topic.topic_id) / str(partition.index))
+
+    def early_nodes(self) -> Sequence[str]:
+        """Return the progress of lakes: what was not written to a log of the backup was not tiered."""
+        return (LAKE_NODES,)
+
+    def still_nodes(self) -> Sequence[str]:
+        """Return the decisions about staged rows, which several logs of a table get."""
+        return (_STAGED_NODES,)
 
     async def run(self, context: BrokerContext) -> None:
         """At intervals: flush stores that were written to long ago, and release abandoned scans and staged rows."""

@@ -198,8 +198,9 @@ class Connection:
         repeatable: bool = True,
         changes: bool = False,
         to_controller: bool = False,
+        node_id: int | None = None,
     ) -> ResponseT:
-        """Send one request of the table extension to any server, or to the controller, with retries.
+        """Send one request of the table extension to any server, one named, or the controller, with retries.
 
         The answer's error code is raised. `doing` describes the attempt for the error's text. `repeatable` says that
         doing it twice is harmless. `changes` says that an attempt without an answer leaves the outcome unknown.
@@ -212,6 +213,7 @@ class Connection:
                 repeatable=repeatable,
                 changes=changes,
                 to_controller=to_controller,
+                node_id=node_id,
             )
         )
 

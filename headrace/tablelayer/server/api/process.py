@@ -1,4 +1,5 @@
-"""DescribeServer: the resources that the process uses. BeginBackup, HoldBackup: its files at one instant.
+"""DescribeServer: the resources that the process uses. BeginBackup, CutBackup, ReadBackup, HoldBackup: its files at one
+instant.
 
 These APIs need nothing of the table extension.
 """
@@ -11,11 +12,12 @@ from functools import cache
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from headrace.broker.backup.member import Step
 from headrace.broker.requests.declaration import ApiDeclaration, RequestContext
 from headrace.broker.runtime import open_files
 from headrace.broker.security.requirement import whole
 from headrace.broker.security.rights import Operation
-from headrace.protocol.errors import KafkaError
+from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.tablelayer.model import messages as m
 
 if TYPE_CHECKING:
@@ -44,6 +46,10 @@ class ProcessApi:
             ApiDeclaration(
                 m.HoldBackupRequest, m.HoldBackupResponse, self.hold_backup, whole(Operation.ALTER)
             ),
+            ApiDeclaration(m.CutBackupRequest, m.CutBackupResponse, self.cut_backup, whole(Operation.ALTER)),
+            ApiDeclaration(
+                m.ReadBackupRequest, m.ReadBackupResponse, self.read_backup, whole(Operation.ALTER)
+            ),
         ]
 
     def describe(self, _: RequestContext, __: m.DescribeServerRequest) -> m.DescribeServerResponse:
@@ -60,17 +66,40 @@ class ProcessApi:
             open_files=open_files.count(),
         )
 
-    async def begin_backup(self, _: RequestContext, __: m.BeginBackupRequest) -> m.BeginBackupResponse:
+    async def begin_backup(self, _: RequestContext, request: m.BeginBackupRequest) -> m.BeginBackupResponse:
         assert self.backups is not None
         try:
-            backup = await self.backups.begin()
+            backup = await self.backups.begin(in_steps=request.in_steps)
         except KafkaError as error:
             return m.BeginBackupResponse(error_code=int(error.code), error_message=error.message)
         return m.BeginBackupResponse(
             backup_id=backup.id,
             data_directory=str(self.backups.data_dir),
             folder=str(backup.folder),
+            is_member=backup.is_member,
         )
+
+    async def cut_backup(self, _: RequestContext, request: m.CutBackupRequest) -> m.CutBackupResponse:
+        assert self.backups is not None
+        try:
+            try:
+                step = Step(request.step)
+            except ValueError as error:
+                raise KafkaError(ErrorCode.INVALID_REQUEST, str(error)) from None
+            await self.backups.step(request.backup_id, step)
+        except KafkaError as error:
+            return m.CutBackupResponse(error_code=int(error.code), error_message=error.message)
+        return m.CutBackupResponse()
+
+    async def read_backup(self, _: RequestContext, request: m.ReadBackupRequest) -> m.ReadBackupResponse:
+        assert self.backups is not None
+        try:
+            found = await self.backups.read(
+                request.backup_id, request.place, request.position, request.size_bytes
+            )
+        except KafkaError as error:
+            return m.ReadBackupResponse(error_code=int(error.code), error_message=error.message)
+        return m.ReadBackupResponse(written_ms=found.written_ms, end=found.end, data=found.data)
 
     async def hold_backup(self, _: RequestContext, request: m.HoldBackupRequest) -> m.HoldBackupResponse:
         assert self.backups is not None

@@ -31,7 +31,7 @@ from headrace.tablelayer.server.lake.machine import (
     Trouble,
 )
 
-_ROOT: Final = "/lake"
+LAKE_NODES: Final = "/lake"
 
 
 class LakeRounds:
@@ -40,7 +40,7 @@ class LakeRounds:
     def __init__(self, store: CoordinationStore, clock: Clock, timing: Timing | None = None) -> None:
         self._machine = LakeMachine(timing)
         self._store = store
-        self._nodes = OwnedNodes(store, _ROOT, noted=True)
+        self._nodes = OwnedNodes(store, LAKE_NODES, noted=True)
         self._clock = clock
         self._saving = asyncio.Lock()
         self._overtaken: Counter[UUID] = Counter()
@@ -53,7 +53,7 @@ class LakeRounds:
 
     async def run(self) -> None:
         """Follow other brokers' writes until cancelled. Raises StoreError; a new call misses nothing."""
-        await follow(self._store, _ROOT, self._read_on)
+        await follow(self._store, LAKE_NODES, self._read_on)
 
     async def _read_on(self) -> None:
         async with self._saving:

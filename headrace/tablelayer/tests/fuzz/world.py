@@ -560,6 +560,10 @@ TABLE_REQUESTS: dict[type[ApiMessage], Maker] = {
     m.DescribeServerRequest: lambda world, rng: m.DescribeServerRequest(),
     m.BeginBackupRequest: lambda world, rng: m.BeginBackupRequest(),
     m.HoldBackupRequest: lambda world, rng: m.HoldBackupRequest(backup_id="0" * 32, is_over=True),
+    m.CutBackupRequest: lambda world, rng: m.CutBackupRequest(backup_id="0" * 32, step=int(rng.integers(7))),
+    m.ReadBackupRequest: lambda world, rng: m.ReadBackupRequest(
+        backup_id="0" * 32, place="cut.json", size_bytes=int(rng.integers(9))
+    ),
     m.DescribeEndsRequest: _ends,
     m.CountStagedRequest: _staged_elsewhere(m.CountStagedRequest),
     m.ApplyStagedRequest: _decided,

@@ -149,6 +149,8 @@ async def test_every_table_api_is_in_one_of_the_lists(tmp_path: Path) -> None:
             m.DescribeServerRequest,
             m.BeginBackupRequest,
             m.HoldBackupRequest,
+            m.CutBackupRequest,
+            m.ReadBackupRequest,
             *BETWEEN,
         }
         assert all_keys - listed == {each.API_KEY for each in others}
@@ -466,6 +468,8 @@ async def test_grants_of_columns_are_for_administrators_and_of_columns_that_exis
             m.DescribeServerRequest(),
             m.BeginBackupRequest(),
             m.HoldBackupRequest(backup_id="1", is_over=True),
+            m.CutBackupRequest(backup_id="1", step=0),
+            m.ReadBackupRequest(backup_id="1", place="cut.json"),
         ):
             assert told(await ann.send(request))[0] == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
         for principal, columns, expected in (

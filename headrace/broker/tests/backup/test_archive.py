@@ -1,0 +1,47 @@
+"""The archive: files that a backup takes from the one before it."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from headrace.broker.backup.archive import Manifest, Part, make_backup, restore
+from headrace.broker.backup.cut import BesideFile, Cut
+from headrace.broker.log.disk import SystemDisk
+from headrace.broker.objects.files import LocalFiles
+
+
+class Given:
+    """A broker's file, always with the same time."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.written_ms = 1.0
+        self.reads = 0
+
+    def open(self, place: str) -> Given:
+        return self
+
+    def size(self) -> int:
+        return len(self._data)
+
+    def read(self, size: int, position: int) -> bytes:
+        self.reads += 1
+        return self._data[position : position + size]
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def test_a_file_of_another_broker_is_read(tmp_path: Path) -> None:
+    files = LocalFiles(tmp_path / "backups")
+    cut = Cut("", 0, [], [BesideFile("t-0/x.log", "t-0/x.log", 3)])
+    one, two, three = Given(b"one"), Given(b"two"), Given(b"two")
+    with ThreadPoolExecutor(1) as pool:
+        for made_ms, node, given in ((1, 1, one), (2, 2, two), (3, 2, three)):
+            manifest = make_backup(
+                files, pool, [Part(cut, given, node)], Manifest(str(made_ms), made_ms, "c", "0", ())
+            )
+        restore(files, manifest, SystemDisk(), pool, tmp_path / "restored")
+    assert (tmp_path / "restored" / "t-0" / "x.log").read_bytes() == b"two"
+    assert (one.reads, two.reads, three.reads) == (1, 1, 0)
