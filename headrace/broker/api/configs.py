@@ -26,7 +26,7 @@ from headrace.broker.partitions.topic import TopicImage
 from headrace.broker.requests.answers import AnswerBudget
 from headrace.broker.requests.declaration import ApiDeclaration, RequestContext
 from headrace.broker.runtime.slices import Slices, Work
-from headrace.broker.security.requirement import whole, within
+from headrace.broker.security.requirement import Requirement, whole, within
 from headrace.broker.security.rights import CLUSTER_NAME, Operation, ResourceType
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.protocol.messages.alter_configs import AlterableConfig as ReplacedConfig
@@ -77,6 +77,11 @@ Changes = Callable[[Mapping[str, str], Mapping[str, ConfigKey]], Wanted]
 """A function from the values that are set and the known configurations to the requested changes."""
 
 
+def _on_any(operation: Operation) -> Requirement:
+    """Return the rights of a request whose resources have configurations of all kinds."""
+    return within(topic=operation, cluster=operation, group=operation)
+
+
 class ConfigsApi:
     def __init__(
         self,
@@ -104,32 +109,20 @@ class ConfigsApi:
                 DescribeConfigsRequest,
                 DescribeConfigsResponse,
                 self.describe,
-                within(
-                    topic=Operation.DESCRIBE_CONFIGS,
-                    cluster=Operation.DESCRIBE_CONFIGS,
-                    group=Operation.DESCRIBE_CONFIGS,
-                ),
+                _on_any(Operation.DESCRIBE_CONFIGS),
             ),
             ApiDeclaration(
                 AlterConfigsRequest,
                 AlterConfigsResponse,
                 self.alter,
-                within(
-                    topic=Operation.ALTER_CONFIGS,
-                    cluster=Operation.ALTER_CONFIGS,
-                    group=Operation.ALTER_CONFIGS,
-                ),
+                _on_any(Operation.ALTER_CONFIGS),
                 on_error=_alter_failed,
             ),
             ApiDeclaration(
                 IncrementalAlterConfigsRequest,
                 IncrementalAlterConfigsResponse,
                 self.alter_incrementally,
-                within(
-                    topic=Operation.ALTER_CONFIGS,
-                    cluster=Operation.ALTER_CONFIGS,
-                    group=Operation.ALTER_CONFIGS,
-                ),
+                _on_any(Operation.ALTER_CONFIGS),
                 on_error=_alter_failed,
             ),
             ApiDeclaration(

@@ -109,7 +109,7 @@ def _open(path: Path, flags: int) -> int:
     try:
         return os.open(path, flags | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE) or not SEGMENT_FILES.close_some():
+        if not SEGMENT_FILES.make_room(error):
             raise
     return os.open(path, flags | os.O_CLOEXEC, 0o644)
 

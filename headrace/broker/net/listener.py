@@ -187,7 +187,7 @@ class Network:
                     raise
                 self._complain(Fault.ACCEPT, "cannot accept connections: %s", error.strerror)
                 # A client is more urgent than the files of partitions that are idle.
-                if error.errno in (errno.EMFILE, errno.ENFILE) and SEGMENT_FILES.close_some(at_once=True):
+                if SEGMENT_FILES.make_room(error, at_once=True):
                     continue
                 # The waiting connections stay readable: without a pause this would be a busy loop.
                 listening.sock.turn_away()

@@ -8,6 +8,7 @@ beyond a share are closed, the least recently used first, and opened again when 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import resource
 import threading
@@ -86,6 +87,13 @@ class OpenFiles:
     def forget(self, owner: Closable) -> None:
         """Note that an owner has closed its file."""
         self._open.pop(id(owner), None)
+
+    def make_room(self, error: OSError, *, at_once: bool = False) -> bool:
+        """Close a few files if an open failed because there are no more descriptors; return whether there are some now.
+
+        `at_once` as for `close_some`.
+        """
+        return error.errno in (errno.EMFILE, errno.ENFILE) and self.close_some(at_once=at_once)
 
     def close_some(self, *, at_once: bool = False) -> bool:
         """Close a few files because no more can be opened. Return False if none could be closed.

@@ -158,13 +158,7 @@ def _checked(batch: memoryview, definition: TableDefinition, now_ms: int) -> byt
 
 def _stamped(batch: memoryview, definition: TableDefinition, writer: Writer, now_ms: int) -> bytearray:
     stamped = _checked(batch, definition, now_ms)
-    stamp_writer(
-        stamped,
-        producer_id=writer.producer_id,
-        producer_epoch=writer.producer_epoch,
-        base_sequence=writer.base_sequence,
-        sequence_count=writer.sequence_count,
-    )
+    stamp_writer(stamped, **writer.fields())
     stamp_timestamp(stamped, now_ms)  # also computes the checksum
     return stamped
 
@@ -177,9 +171,6 @@ def _encoded(source: OperationSource, writer: Writer, definition: TableDefinitio
         change_types=None,
         compression=compression_of(definition, rows),
         timestamp_ms=now_ms,
-        sequence_count=writer.sequence_count,
-        producer_id=writer.producer_id,
-        producer_epoch=writer.producer_epoch,
-        base_sequence=writer.base_sequence,
         statistics=statistics_of(definition, definition.schema, rows),
+        **writer.fields(),
     )

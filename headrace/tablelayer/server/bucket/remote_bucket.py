@@ -154,10 +154,7 @@ class RemoteBucket:
                 m.KeptCells(column=column, cells=cells.astype(np.uint8).tobytes())
                 for column, cells in (rows.kept or {}).items()
             ],
-            producer_id=writer.producer_id,
-            producer_epoch=writer.producer_epoch,
-            base_sequence=writer.base_sequence,
-            sequence_count=writer.sequence_count,
+            **writer.fields(),
         )
 
     async def _release(self, ticket: UUID) -> None:

@@ -95,8 +95,5 @@ def batch_of_few(
         changes=change_types or b"",
         flags=APPEND_ONLY if change_types is None else 0,
         timestamp_ms=now_ms,
-        sequence_count=writer.sequence_count,
-        producer_id=writer.producer_id,
-        producer_epoch=writer.producer_epoch,
-        base_sequence=writer.base_sequence,
+        **writer.fields(),
     )

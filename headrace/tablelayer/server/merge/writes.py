@@ -6,6 +6,7 @@ The result can be applied without further checks. Pure; called in executor threa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypedDict
 
 import msgspec
 import numpy as np
@@ -32,6 +33,15 @@ from headrace.tablelayer.model.types.sizes import check_rows
 from headrace.tablelayer.server.merge.engines import Operations
 
 
+class WriterFields(TypedDict):
+    """The fields of a writer in a batch and in requests between brokers."""
+
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    sequence_count: int
+
+
 class Writer(msgspec.Struct, frozen=True):
     """The identity of a writer, for deduplication: a batch's producer fields and its number of sequence numbers."""
 
@@ -43,6 +53,15 @@ class Writer(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, header: BatchHeader) -> Writer:
         return cls(header.producer_id, header.producer_epoch, header.base_sequence, header.sequence_count)
+
+    def fields(self) -> WriterFields:
+        """Return the same as arguments of the encoders of a batch."""
+        return {
+            "producer_id": self.producer_id,
+            "producer_epoch": self.producer_epoch,
+            "base_sequence": self.base_sequence,
+            "sequence_count": self.sequence_count,
+        }
 
     def header(self) -> BatchHeader:
         """Return a header with only the producer's fields, to ask the log whether it has the batch."""

@@ -9,7 +9,6 @@ repeated after a crash is written once. Consumers read the partitions: `^db\\.t\
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,7 +27,6 @@ from headrace.tablelayer.server.bucket.bucket import Decode, as_kafka_error, no_
 from headrace.tablelayer.server.bucket.joint_write import Part, write_together
 from headrace.tablelayer.server.bucket.log_bucket import LogBucket
 from headrace.tablelayer.server.kafka_face import producers as kafka_face
-from headrace.tablelayer.server.kafka_face.refused import Refused
 from headrace.tablelayer.server.merge.engines import Operations
 from headrace.tablelayer.server.merge.writes import Writer, made_for
 from headrace.tablelayer.server.services import Services
@@ -44,22 +42,8 @@ _ATTEMPTS = 3
 class PartitionedBucket(LogBucket):
     """`PartitionHooks` of the topic of a partitioned table."""
 
-    async def write_produced(
-        self, batch: memoryview, acks: int, timeout_ms: int, refused: Sequence[Refused] = ()
-    ) -> AppendInfo:
-        """Write rows to their partitions (R17.2), then an empty batch with the producer's sequence."""
-        self.check_open()
-        definition = self.definition
-        header = kafka_face.check_frame(batch)
-        duplicate = self.partition.log.check_producer(header)
-        if duplicate is not None:
-            return await self.wait_published(duplicate, acks, timeout_ms)
-        opened = await self.opened(definition, batch, refused)
-
-        async def write(decode: Decode) -> AppendInfo:
-            return await self._write_opened(header, opened, decode, len(batch), acks, timeout_ms)
-
-        return await self.with_added_columns(opened, write)
+    async def _all_published(self, definition: StoredTable, timeout_ms: int) -> None:
+        """Wait for nothing: the producer's sequence was logged after the rows of all partitions were acknowledged."""
 
     async def _write_opened(
         self,
@@ -70,6 +54,7 @@ class PartitionedBucket(LogBucket):
         acks: int,
         timeout_ms: int,
     ) -> AppendInfo:
+        """Write rows to their partitions (R17.2), then an empty batch with the producer's sequence."""
         definition = self.definition
         writer = kafka_face.forwarded(header, self.partition.index, by_whole_table=True)
         try:

@@ -115,12 +115,9 @@ class Tablet:
             change_types=merged.change_types,
             compression=compression_of(definition, merged.changelog),
             timestamp_ms=now_ms,
-            sequence_count=writer.sequence_count,
-            producer_id=writer.producer_id,
-            producer_epoch=writer.producer_epoch,
-            base_sequence=writer.base_sequence,
             statistics=statistics_of(definition, definition.schema, merged.changelog),
             message=merged.message,
+            **writer.fields(),
         )
         rule, times = None, None
         if definition.settings.kv_ttl_ms is not None:
