@@ -9,10 +9,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from headrace.broker.metadata import tree
-from headrace.broker.metadata.controller import Known, absent_of
+from headrace.broker.metadata.events import Known
 from headrace.broker.metadata.features import METADATA_VERSION, encode_levels
 from headrace.broker.metadata.image import BROKERS, BrokerImage, ClusterImage
 from headrace.broker.metadata.nodes import OUTDATED, modify
+from headrace.broker.metadata.placement import absent_of
 from headrace.broker.runtime.ports import CoordinationStore, CreateNode, SetNode
 from headrace.protocol.errors import ErrorCode, KafkaError
 

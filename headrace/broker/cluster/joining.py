@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from headrace.broker.metadata import tree
 from headrace.broker.metadata.attendance import controlled, to_attend
-from headrace.broker.metadata.controller import AdoptStates, Event, step
+from headrace.broker.metadata.controller import step
+from headrace.broker.metadata.events import AdoptStates, Event
 from headrace.broker.metadata.membership import WAIT_SECONDS, read_registrations
 from headrace.broker.metadata.nodes import OUTDATED
 from headrace.broker.metadata.reading import read_image, read_on

@@ -23,7 +23,8 @@ from headrace.broker.cluster.joining import Joining, watch_cluster
 from headrace.broker.metadata import tree
 from headrace.broker.metadata.attendance import controlled, to_attend
 from headrace.broker.metadata.change_counts import ChangeCounts
-from headrace.broker.metadata.controller import Event, Transaction, step
+from headrace.broker.metadata.controller import Transaction, step
+from headrace.broker.metadata.events import Event
 from headrace.broker.metadata.features import check_level, decode_level
 from headrace.broker.metadata.membership import read_registrations
 from headrace.broker.metadata.nodes import OUTDATED

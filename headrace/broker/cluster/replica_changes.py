@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from headrace.broker.metadata.controller import (
+from headrace.broker.metadata.controller import reassigned
+from headrace.broker.metadata.events import (
     ChangeIsr,
     ChangeIsrs,
     ElectLeaders,
@@ -14,7 +15,6 @@ from headrace.broker.metadata.controller import (
     Known,
     Reassign,
     ReplicasLost,
-    reassigned,
 )
 from headrace.protocol.errors import KafkaError
 

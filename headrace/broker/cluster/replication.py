@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from headrace.broker.cluster.replica_changes import ReplicaChanges
     from headrace.broker.configs.broker_config import BrokerConfig
     from headrace.broker.metadata.cluster import ClusterMetadata
-    from headrace.broker.metadata.controller import ChangeIsr
+    from headrace.broker.metadata.events import ChangeIsr
     from headrace.broker.metadata.image import BrokerImage
     from headrace.broker.net.peers import Peers
     from headrace.broker.runtime.background import BackgroundTasks

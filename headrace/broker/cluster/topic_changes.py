@@ -13,16 +13,9 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from headrace.broker.metadata.controller import (
-    Assignment,
-    CreateTopics,
-    DeleteTopics,
-    Event,
-    ReplaceTopic,
-    assigned,
-    check_replication_factor,
-)
+from headrace.broker.metadata.events import Assignment, CreateTopics, DeleteTopics, Event, ReplaceTopic
 from headrace.broker.metadata.image import BrokerImage
+from headrace.broker.metadata.placement import assigned, check_replication_factor
 from headrace.broker.metadata.topic_names import (
     INTERNAL_TOPICS,
     already_exists,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from headrace.broker.metadata.controller import BrokerGone, BrokerLeaving, BrokerStarted
+from headrace.broker.metadata.events import BrokerGone, BrokerLeaving, BrokerStarted
 from headrace.broker.metadata.image import ClusterImage, Registered
 from headrace.broker.metadata.membership import Claim
 

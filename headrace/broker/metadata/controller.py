@@ -1,5 +1,6 @@
 """Decisions about topics and partitions. Pure: `step(image, event)` returns transactions of the coordination store, and
-the image after them. It waits for nothing and keeps no state.
+the image after them. It waits for nothing and keeps no state. `events.py` has the events, `placement.py` chooses the
+brokers of new partitions, and `elections.py` decides about the state of one partition.
 
 Any broker creates, alters and deletes topics when a client asks it to, and elects leaders on request; the leader
 changes the ISR. Only one broker, the controller, decides about the consequences of brokers that come and go; it alone
@@ -36,7 +37,25 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from headrace.broker.metadata import reassignment, tree
+from headrace.broker.metadata import elections, reassignment, tree
+from headrace.broker.metadata.events import (
+    ANYBODYS,
+    NOTHING_KNOWN,
+    AdoptStates,
+    BrokerGone,
+    BrokerLeaving,
+    BrokerStarted,
+    ChangeIsr,
+    ChangeIsrs,
+    CreateTopics,
+    DeleteTopics,
+    ElectLeaders,
+    Event,
+    Known,
+    Reassign,
+    ReplaceTopic,
+    ReplicasLost,
+)
 from headrace.broker.metadata.image import (
     BROKERS,
     NO_LEADER,
@@ -48,6 +67,13 @@ from headrace.broker.metadata.image import (
     StatesChunk,
     TopicEntry,
     chunks_of,
+)
+from headrace.broker.metadata.placement import (
+    assigned,
+    check_replication_factor,
+    placed,
+    registered_brokers,
+    staying_brokers,
 )
 from headrace.broker.metadata.topic_names import (
     already_exists,
@@ -64,170 +90,6 @@ CHUNKS_PER_TRANSACTION: Final = 100
 """Maximum number of changed chunks of states: ZooKeeper writes 20,000 states in 0.3 to 0.6 s this way."""
 TRANSACTION_BYTES: Final = 400_000
 """Approximate maximum, since some operations are not separated. ZooKeeper accepts 1 MB."""
-
-
-Assignment = Sequence[Sequence[int]]
-"""Replicas of consecutive partitions; each list begins with the preferred leader."""
-
-
-class Known(msgspec.Struct, frozen=True):
-    """Facts beside the image that a decision about replicas goes by."""
-
-    absent: tuple[BrokerImage, ...] = ()
-    """Brokers that are to come back, and may be replicas meanwhile (`absent_of`)."""
-    min_isr: int = 1
-    """`min.insync.replicas` of topics that do not set it."""
-
-
-NOTHING_KNOWN: Final = Known()
-
-
-class CreateTopics(msgspec.Struct, frozen=True):
-    """Create checked topics; topics that exist under the same id are left out."""
-
-    topics: tuple[TopicImage, ...]
-    replication_factor: int = 1
-    assignments: Mapping[str, Assignment] = {}
-    """Replicas of each partition by topic, if the client has chosen them."""
-    factors: Mapping[str, int] = {}
-    """Number of replicas by topic, if it is not `replication_factor`."""
-    absent: tuple[BrokerImage, ...] = ()
-    """Brokers that are expected to return. They get replicas, too, if there are too few other brokers, or if the client
-    has chosen them (`absent_of`).
-    """
-
-
-class DeleteTopics(msgspec.Struct, frozen=True):
-    """Delete several topics; missing ones are left out."""
-
-    names: tuple[str, ...]
-
-
-class ReplaceTopic(msgspec.Struct, frozen=True):
-    """The topic's new configuration and its number of partitions, which may be higher. `version` is that of the entry
-    that they were made from. Added partitions have as many replicas as the first one, or `replication_factor`.
-    """
-
-    topic: TopicImage
-    version: int
-    replication_factor: int | None = None
-    assignment: Assignment | None = None
-    """Replicas of the added partitions, if the client has chosen them."""
-    known: Known = NOTHING_KNOWN
-
-
-class AdoptStates(msgspec.Struct, frozen=True):
-    """Topics of the layout without states: the broker has and leads all of them, with this epoch."""
-
-    broker_id: int
-    leader_epoch: int
-
-
-class BrokerStarted(msgspec.Struct, frozen=True):
-    """A broker has registered and counts from now on.
-
-    - `clean`: its last stop was clean, so its logs are complete
-    - `kept`: the stop was not clean, but its logs are complete, because only the process has ended
-    - `synced`: it had acknowledged only records on disk, for topics without a durability of their own
-    """
-
-    broker: BrokerImage
-    clean: bool
-    kept: bool = False
-    synced: bool = False
-
-
-class BrokerLeaving(msgspec.Struct, frozen=True):
-    """A broker is about to stop: other brokers take over the leadership of its partitions where they can, and it leaves
-    every ISR that has another member.
-    """
-
-    broker_id: int
-    min_isr: int = 1
-    """`min.insync.replicas`, see `Known`."""
-
-
-class BrokerGone(msgspec.Struct, frozen=True):
-    broker_id: int
-    min_isr: int = 1
-    """`min.insync.replicas`, see `Known`."""
-
-
-class ElectLeaders(msgspec.Struct, frozen=True):
-    """Elect leaders of these partitions (None: all): the preferred leader if it may lead. With `unclean`, any broker
-    that is alive if no other one may lead.
-    """
-
-    partitions: tuple[tuple[str, int], ...] | None = None
-    unclean: bool = False
-
-
-class Reassign(msgspec.Struct, frozen=True):
-    """Move partitions to these brokers; None: back to those that had them before the move. Partitions that cannot be
-    moved so are left out (`reassigned`).
-    """
-
-    targets: tuple[tuple[str, int, tuple[int, ...] | None], ...]
-    factor_may_change: bool = True
-    known: Known = NOTHING_KNOWN
-
-
-class ReplicasLost(msgspec.Struct, frozen=True):
-    """A broker that is alive reports that it does not have these replicas (topic, partition) any more: their logs are
-    damaged, or their disk has failed. They leave the ISR and are not eligible any more, and other brokers take over
-    their leadership. Nothing changes where no other replica has everything.
-    """
-
-    broker_id: int
-    partitions: tuple[tuple[str, int], ...]
-
-
-class ChangeIsr(msgspec.Struct, frozen=True):
-    """A leader's proposal (as in AlterPartition, KIP-497). `isr`: (broker, its epoch). `min_isr` is the leader's
-    number.
-    """
-
-    topic: str
-    index: int
-    leader: int
-    leader_epoch: int
-    partition_epoch: int
-    isr: tuple[tuple[int, int], ...]
-    min_isr: int | None = None
-
-
-class ChangeIsrs(msgspec.Struct, frozen=True):
-    """Proposals for different partitions. Those that cannot be carried out (any more) are left out."""
-
-    proposals: tuple[ChangeIsr, ...]
-
-
-Event = (
-    CreateTopics
-    | DeleteTopics
-    | ReplaceTopic
-    | AdoptStates
-    | BrokerStarted
-    | BrokerGone
-    | BrokerLeaving
-    | ElectLeaders
-    | Reassign
-    | ReplicasLost
-    | ChangeIsr
-    | ChangeIsrs
-)
-
-ANYBODYS: Final = (
-    CreateTopics,
-    DeleteTopics,
-    ReplaceTopic,
-    ElectLeaders,
-    Reassign,
-    ReplicasLost,
-    ChangeIsr,
-    ChangeIsrs,
-)
-"""Events that any broker decides, with the newest image."""
 
 
 class Transaction(msgspec.Struct, frozen=True):
@@ -296,27 +158,27 @@ def _changes(image: ClusterImage, event: Event) -> Iterable[_Change]:
                 if not entry.chunks
             )
         case BrokerStarted(broker, clean, kept, synced):
-            alive = {*_staying(image), broker.broker_id}
+            alive = {*staying_brokers(image), broker.broker_id}
             return _restated(
                 image,
                 image.topics.values(),
-                lambda topic, _, state: _started(
+                lambda topic, _, state: elections.started(
                     state, broker.broker_id, clean, kept or _is_synced(topic, synced), alive
                 ),
             )
         case BrokerLeaving(broker_id, min_isr):
-            alive = _staying(image) - {broker_id}
+            alive = staying_brokers(image) - {broker_id}
             return _restated(
                 image,
                 image.topics.values(),
-                lambda topic, _, state: _leaving(state, broker_id, alive, _min_isr(topic, min_isr)),
+                lambda topic, _, state: elections.leaving(state, broker_id, alive, _min_isr(topic, min_isr)),
             )
         case BrokerGone(broker_id, min_isr):
-            alive = _staying(image) - {broker_id}
+            alive = staying_brokers(image) - {broker_id}
             return _restated(
                 image,
                 image.topics.values(),
-                lambda topic, _, state: _gone(state, broker_id, alive, _min_isr(topic, min_isr)),
+                lambda topic, _, state: elections.gone(state, broker_id, alive, _min_isr(topic, min_isr)),
             )
         case ElectLeaders():
             return _elect(image, event)
@@ -337,12 +199,12 @@ def _changes(image: ClusterImage, event: Event) -> Iterable[_Change]:
                 moved.append((name, index, state))
             return _changed_states(image, moved)
         case ReplicasLost(broker_id, partitions):
-            alive = _staying(image) - {broker_id}
+            alive = staying_brokers(image) - {broker_id}
             lost = []
             for name, index in partitions:
                 entry = image.topics.get(name)
                 if entry is not None and index < entry.topic.partition_count:
-                    lost.append((name, index, _lost(entry.state(index), broker_id, alive)))
+                    lost.append((name, index, elections.lost(entry.state(index), broker_id, alive)))
             return _changed_states(image, lost)
         case ChangeIsr():
             return _changed_states(image, [(event.topic, event.index, _changed_isr(image, event))])
@@ -385,7 +247,7 @@ def _create(image: ClusterImage, event: CreateTopics) -> Iterator[_Change]:
             states = assigned(image, chosen, event.absent)
         else:
             factor = event.factors.get(topic.name, event.replication_factor)
-            states = _placed(image, topic, range(topic.partition_count), factor, event.absent)
+            states = placed(image, topic, range(topic.partition_count), factor, event.absent)
         entry = TopicEntry(topic, 0, chunks_of(states))
         return _Change(topic.name, tree.creation(entry), entry)
 
@@ -409,14 +271,14 @@ def _replace(image: ClusterImage, event: ReplaceTopic) -> list[_Change]:
             factor = event.replication_factor
             if factor is None:
                 factor = len(old.state(0).replicas) - len(old.state(0).removing)
-            added = _placed(image, topic, range(before, total), factor, event.known.absent)
-    min_isr, alive = _min_isr(topic, event.known.min_isr), _staying(image)
+            added = placed(image, topic, range(before, total), factor, event.known.absent)
+    min_isr, alive = _min_isr(topic, event.known.min_isr), staying_brokers(image)
     is_lowered = min_isr < _min_isr(old.topic, event.known.min_isr)
     if added or is_lowered:
         # If the lower number is enough, records may be acknowledged that the eligible replicas lack, and a move may
         # end.
         kept = (
-            _moved_on(_without_eligible(state, min_isr), alive, min_isr) if is_lowered else state
+            elections.moved_on(_without_eligible(state, min_isr), alive, min_isr) if is_lowered else state
             for state in old.states()
         )
         states = (*kept, *added)
@@ -450,128 +312,6 @@ def _with_states(entry: TopicEntry) -> _Change:
     return _Change(name, [guard, *tree.states_creation(entry)], entry)
 
 
-def _placed(
-    image: ClusterImage,
-    topic: TopicImage,
-    indexes: range,
-    replication_factor: int,
-    absent: Sequence[BrokerImage],
-) -> list[PartitionState]:
-    """Return the states of new partitions. Leaders rotate over the brokers that are alive, alternating between racks.
-    Followers are the brokers after them, starting one further in each round, on other racks if there are any. The
-    topic's id decides where it begins, so that many small topics are spread, too. If more replicas are wanted than
-    brokers are alive, some absent brokers are the last ones and not in sync, beginning with racks without a live
-    broker.
-    """
-    check_replication_factor(image, replication_factor, absent)
-    brokers = _by_racks(image)
-    count, racks = len(brokers), {each: image.brokers[each].rack for each in brokers}
-    alive_count = min(replication_factor, count)
-    live_racks = set(racks.values())
-    first = topic.topic_id.int % count
-    kinds: dict[tuple[int, int], PartitionState] = {}
-    states = []
-    for index in indexes:
-        place, shift = (first + index) % count, (index // count) % max(count - 1, 1)
-        state = kinds.get((place, shift))
-        if state is None:
-            others = [
-                brokers[(place + 1 + (shift + step) % (count - 1)) % count] for step in range(count - 1)
-            ]
-            isr = (brokers[place], *_on_other_racks(brokers[place], others, racks, alive_count - 1))
-            turned = [absent[(place + step) % len(absent)] for step in range(len(absent))]
-            turned.sort(key=lambda broker: broker.rack in live_racks)
-            later = [broker.broker_id for broker in turned[: replication_factor - alive_count]]
-            state = kinds[place, shift] = PartitionState((*isr, *later), isr[0], 0, isr)
-        states.append(state)
-    return states
-
-
-def _by_racks(image: ClusterImage) -> list[int]:
-    """Return the brokers that may be given partitions, alternating between racks."""
-    of_rack: dict[str, list[int]] = {}
-    for broker in sorted(_staying(image)):
-        of_rack.setdefault(image.brokers[broker].rack or "", []).append(broker)
-    turns = max(map(len, of_rack.values()))
-    return [
-        of_rack[rack][turn] for turn in range(turns) for rack in sorted(of_rack) if turn < len(of_rack[rack])
-    ]
-
-
-def _on_other_racks(
-    leader: int, others: Sequence[int], racks: Mapping[int, str | None], count: int
-) -> list[int]:
-    """Return the first `count` of `others`, beginning with those on a rack of their own."""
-    chosen: list[int] = []
-    used = {racks[leader]}
-    for broker in others:
-        if len(chosen) < count and racks[broker] is not None and racks[broker] not in used:
-            used.add(racks[broker])
-            chosen.append(broker)
-    chosen += [broker for broker in others if broker not in chosen][: count - len(chosen)]
-    return chosen
-
-
-def _staying(image: ClusterImage) -> set[int]:
-    """Return the brokers that are alive and not leaving."""
-    return {broker.broker_id for broker in image.brokers.values() if not broker.leaving}
-
-
-def _registered(image: ClusterImage, absent: Iterable[BrokerImage]) -> set[int]:
-    """Return the brokers that may be chosen."""
-    return {*image.brokers, *(broker.broker_id for broker in absent)}
-
-
-def assigned(
-    image: ClusterImage, assignment: Assignment, absent: Sequence[BrokerImage] = ()
-) -> list[PartitionState]:
-    """Return the states of new partitions whose replicas the client has chosen, led by the first live one. Raises
-    KafkaError(INVALID_REPLICA_ASSIGNMENT).
-    """
-    states: list[PartitionState] = []
-    staying, registered = _staying(image), _registered(image, absent)
-    for replicas in assignment:
-        missing = next((broker for broker in replicas if broker not in registered), None)
-        isr = tuple(broker for broker in replicas if broker in staying)
-        if not replicas:
-            problem = "includes an empty replica list."
-        elif len(set(replicas)) != len(replicas):
-            twice = next(broker for broker in replicas if list(replicas).count(broker) > 1)
-            problem = f"includes the broker {twice} more than once."
-        elif len(replicas) != len(assignment[0]):
-            problem = "gives partitions different numbers of replicas."
-        elif missing is not None:
-            problem = reassignment.not_registered(missing, registered)
-        elif not isr:
-            problem = f"names for partition {len(states)} only brokers that are not alive: {list(replicas)}."
-        else:
-            states.append(PartitionState(tuple(replicas), isr[0], 0, isr))
-            continue
-        raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment {problem}")
-    return states
-
-
-def absent_of(image: ClusterImage, known: Iterable[BrokerImage]) -> tuple[BrokerImage, ...]:
-    """Return the known brokers that are not alive, or are about to stop."""
-    staying = _staying(image)
-    return tuple(broker for broker in known if broker.broker_id not in staying)
-
-
-def check_replication_factor(
-    image: ClusterImage, replication_factor: int, absent: Sequence[BrokerImage] = ()
-) -> None:
-    """Raise KafkaError(INVALID_REPLICATION_FACTOR) if there are fewer brokers, alive or absent, than
-    `replication_factor`.
-    """
-    alive = len(_staying(image))
-    if alive == 0 or not 0 < replication_factor <= alive + len(absent):
-        raise KafkaError(
-            ErrorCode.INVALID_REPLICATION_FACTOR,
-            f"Unable to replicate the partition {replication_factor} time(s): The target replication factor of"
-            f" {replication_factor} cannot be reached because only {alive + len(absent)} broker(s) are registered.",
-        )
-
-
 # -- leaders and replicas ----------------------------------------------------------------------------------
 
 
@@ -598,86 +338,15 @@ def _restate(entry: TopicEntry, number: int, states: tuple[PartitionState, ...])
     return _Change(name, operations, chunk=number, states=states)
 
 
-def _led_by(state: PartitionState, leader: int) -> PartitionState:
-    return replace(
-        state, leader=leader, leader_epoch=state.leader_epoch + 1, partition_epoch=state.partition_epoch + 1
-    )
-
-
-def _elected(state: PartitionState, alive: set[int], *, unclean: bool = False) -> PartitionState:
-    """Return the state with the first replica that may lead, by the order of preference; without a leader if there is
-    none. If an eligible replica becomes the leader, the members of the ISR, which are not alive but still have
-    everything, become eligible, too.
-    """
-    for broker in state.replicas:
-        if broker in state.isr and broker in alive:
-            return _led_by(state, broker)
-    for broker in state.replicas:
-        if broker in state.elr and broker in alive:
-            elr = (*_without(state.elr, broker), *state.isr)
-            return _led_by(replace(state, isr=(broker,), elr=elr), broker)
-    if unclean:
-        for broker in state.replicas:
-            if broker in alive:
-                return _led_by(replace(state, isr=(broker,), elr=()), broker)
-    return state if state.leader == NO_LEADER else _led_by(state, NO_LEADER)
-
-
-def _started(state: PartitionState, broker: int, clean: bool, kept: bool, alive: set[int]) -> PartitionState:
-    if broker not in state.replicas:
-        return state
-    if clean:
-        return state if state.leader != NO_LEADER else _elected(state, alive)
-    if state.replicas == (broker,):
-        # there is no other replica, even if it has lost records
-        return _led_by(replace(state, isr=(broker,), elr=()), broker)
-    if not kept and (broker in state.isr or broker in state.elr):
-        state = replace(
-            state,
-            isr=_without(state.isr, broker),
-            elr=_without(state.elr, broker),
-            partition_epoch=state.partition_epoch + 1,
-        )
-    if state.leader in (broker, NO_LEADER):
-        return _elected(state, alive)
-    return state
-
-
-def _leaving(state: PartitionState, broker: int, alive: set[int], min_isr: int) -> PartitionState:
-    """Return the state of `_gone` if another member of the ISR is alive; otherwise the state is unchanged."""
-    if broker not in state.isr or not any(each in alive for each in state.isr):
-        return state
-    return _gone(state, broker, alive, min_isr)
-
-
-def _gone(state: PartitionState, broker: int, alive: set[int], min_isr: int) -> PartitionState:
-    if broker in state.isr and len(state.isr) > 1:
-        isr = _without(state.isr, broker)
-        elr = (*state.elr, broker) if len(isr) < min_isr and broker not in state.elr else state.elr
-        state = replace(state, isr=isr, elr=elr, partition_epoch=state.partition_epoch + 1)
-    return _elected(state, alive) if state.leader == broker else state
-
-
-def _lost(state: PartitionState, broker: int, alive: set[int]) -> PartitionState:
-    """Return the state without the broker's replica. Unchanged if it is not in sync or eligible, or if no other replica
-    has everything.
-    """
-    isr, elr = _without(state.isr, broker), _without(state.elr, broker)
-    if not (isr or elr) or (isr, elr) == (state.isr, state.elr):
-        return state
-    state = replace(state, isr=isr, elr=elr, partition_epoch=state.partition_epoch + 1)
-    return _elected(state, alive) if state.leader == broker else state
-
-
 def _elect(image: ClusterImage, event: ElectLeaders) -> Iterator[_Change]:
-    alive = _staying(image)
+    alive = staying_brokers(image)
 
     def decide(_: TopicImage, __: int, state: PartitionState) -> PartitionState:
         preferred = state.replicas[0]
         if event.unclean:
-            return _elected(state, alive, unclean=True) if state.leader == NO_LEADER else state
+            return elections.elected(state, alive, unclean=True) if state.leader == NO_LEADER else state
         if state.leader != preferred and preferred in state.isr and preferred in alive:
-            return _led_by(state, preferred)
+            return elections.led_by(state, preferred)
         return state
 
     if event.partitions is None:
@@ -738,7 +407,7 @@ def _changed_isr(image: ClusterImage, event: ChangeIsr) -> PartitionState:
     min_isr = _min_isr(entry.topic, 1) if event.min_isr is None else event.min_isr
     elr = tuple(broker for broker in (*state.elr, *left) if broker not in isr) if len(isr) < min_isr else ()
     state = replace(state, isr=isr, elr=elr, partition_epoch=state.partition_epoch + 1)
-    return _moved_on(state, _staying(image), min_isr)
+    return elections.moved_on(state, staying_brokers(image), min_isr)
 
 
 def _changed_states(
@@ -773,26 +442,15 @@ def reassigned(
     entry = _entry(image, name)
     if not 0 <= index < entry.topic.partition_count:
         raise unknown_partition(name, index, entry.topic.partition_count)
-    state, where, alive = entry.state(index), f"{name}-{index}", _staying(image)
+    state, where, alive = entry.state(index), f"{name}-{index}", staying_brokers(image)
     min_isr = _min_isr(entry.topic, known.min_isr)
     if target is None:
         unclean = entry.topic.config.get("unclean.leader.election.enable") == "true"
         back = reassignment.cancelled(state, where, unclean=unclean, min_isr=min_isr)
-        return back if back.leader in back.replicas else _elected(back, alive)
-    registered = _registered(image, known.absent)
+        return back if back.leader in back.replicas else elections.elected(back, alive)
+    registered = registered_brokers(image, known.absent)
     reassignment.check_target(registered, state, target, where, factor_may_change=factor_may_change)
-    return _moved_on(reassignment.begun(state, target, min_isr), alive, min_isr)
-
-
-def _moved_on(state: PartitionState, alive: set[int], min_isr: int) -> PartitionState:
-    """Return the state with the target replicas, as soon as those are in sync and one of them can lead."""
-    done = reassignment.completed(state, min_isr)
-    if done is None:
-        return state
-    if done.leader == NO_LEADER or done.leader in done.replicas:
-        return done
-    leader = next((each for each in done.replicas if each in done.isr and each in alive), None)
-    return state if leader is None else _led_by(done, leader)
+    return elections.moved_on(reassignment.begun(state, target, min_isr), alive, min_isr)
 
 
 def _is_synced(topic: TopicImage, by_default: bool) -> bool:
@@ -803,10 +461,6 @@ def _is_synced(topic: TopicImage, by_default: bool) -> bool:
 def _min_isr(topic: TopicImage, by_default: int) -> int:
     own = topic.config.get("min.insync.replicas")
     return by_default if own is None else int(own)
-
-
-def _without(brokers: tuple[int, ...], broker: int) -> tuple[int, ...]:
-    return tuple(each for each in brokers if each != broker)
 
 
 # -- transactions ------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from headrace.broker.metadata.controller import ChangeIsr
+from headrace.broker.metadata.events import ChangeIsr
 from headrace.broker.partitions.partition import Partition
 from headrace.broker.replication.progress import UNKNOWN, Progress
 from headrace.protocol.errors import ErrorCode, KafkaError

@@ -13,8 +13,8 @@ import pytest
 from msgspec.structs import replace
 
 from headrace.broker.metadata import tree
-from headrace.broker.metadata.controller import (
-    CHUNKS_PER_TRANSACTION,
+from headrace.broker.metadata.controller import CHUNKS_PER_TRANSACTION, step
+from headrace.broker.metadata.events import (
     AdoptStates,
     BrokerGone,
     BrokerLeaving,
@@ -29,7 +29,6 @@ from headrace.broker.metadata.controller import (
     Reassign,
     ReplaceTopic,
     ReplicasLost,
-    step,
 )
 from headrace.broker.metadata.image import (
     NO_LEADER,

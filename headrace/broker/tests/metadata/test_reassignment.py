@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.broker.metadata.controller import (
+from headrace.broker.metadata.controller import reassigned
+from headrace.broker.metadata.events import (
     BrokerGone,
     BrokerLeaving,
     ChangeIsr,
     CreateTopics,
     Reassign,
     ReplaceTopic,
-    reassigned,
 )
 from headrace.broker.metadata.image import NO_LEADER, PartitionState
 from headrace.broker.metadata.reassignment import begun, cancelled, completed

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.broker.configs.config_key import ConfigError
 from headrace.broker.metadata import tree
-from headrace.broker.metadata.controller import BrokerGone
+from headrace.broker.metadata.events import BrokerGone
 from headrace.broker.metadata.image import BrokerImage, PartitionState, Registered, TopicEntry, chunks_of
 from headrace.broker.metadata.member import Member
 from headrace.broker.metadata.membership import (

@@ -17,7 +17,6 @@ from typing import Any
 
 import pyarrow as pa
 import sqlglot
-from msgspec.structs import replace
 from sqlglot import TokenType, exp
 from sqlglot.dialects.duckdb import DuckDB
 from sqlglot.errors import ParseError, TokenError
@@ -36,12 +35,24 @@ from headrace.tablelayer.model.ddl.hints import (
 from headrace.tablelayer.model.ddl.known import check_known
 from headrace.tablelayer.model.ddl.lookup_joins import join_lookups
 from headrace.tablelayer.model.ddl.names import Names
-from headrace.tablelayer.model.ddl.query import Bounds, PastTable, Select
+from headrace.tablelayer.model.ddl.query import PastTable, Select
 from headrace.tablelayer.model.ddl.query_types import SCHEMA
+from headrace.tablelayer.model.ddl.reads import (
+    are_all_conditions,
+    bounds_of,
+    columns_read_of,
+    conditions_by_table,
+    qualified_name,
+)
 from headrace.tablelayer.model.ddl.scopes import defining
-from headrace.tablelayer.model.filters.trees import conjuncts, hints_in, only, understood
-from headrace.tablelayer.model.types.column_types import DATE, timestamp
-from headrace.tablelayer.model.types.values import Value, negated, number, typed
+from headrace.tablelayer.model.ddl.simple_queries import (
+    is_plain_column,
+    is_plain_count,
+    is_plain_star,
+    is_plain_table,
+    simple_parts,
+)
+from headrace.tablelayer.model.filters.trees import hints_in, only, understood
 
 
 class _Queries(DuckDB):
@@ -91,7 +102,7 @@ def to_duckdb(
     qualified = set[tuple[str, str]]()
     known = dict[str, pa.Schema]()
     for table in _base_tables(tree):
-        name = _qualified(table, select.database)
+        name = qualified_name(table, select.database)
         qualified.add(((table.db or select.database).lower(), table.alias_or_name.lower()))
         if not table.alias:
             table.set("alias", exp.TableAlias(this=exp.to_identifier(table.name, quoted=True)))
@@ -273,12 +284,12 @@ def analyze(sql: str, start: int, end: int, names: Names) -> Select:
     except ValueError as error:
         raise DdlError(str(error), sql, start, len(text)) from None
     base_tables = _base_tables(tree)
-    tables = tuple(dict.fromkeys(_qualified(table, database) for table in base_tables))
-    columns_read = _columns_read(tree, base_tables, database)
-    conditions = _conditions(base_tables, database)
+    tables = tuple(dict.fromkeys(qualified_name(table, database) for table in base_tables))
+    columns_read = columns_read_of(tree, base_tables, database)
+    conditions = conditions_by_table(base_tables, database)
     try:
         moments = {
-            _qualified(table, database): _past(f"{table.db or database}.{table.name}", version)
+            qualified_name(table, database): _past(f"{table.db or database}.{table.name}", version)
             for table in base_tables
             if (version := table.args.get("version")) is not None
         }
@@ -287,10 +298,10 @@ def analyze(sql: str, start: int, end: int, names: Names) -> Select:
     source = _only_source(tree, base_tables)
     pivots = tree.find(exp.Pivot) is not None
     reads, columns_given = (False, None) if moments else _reads_rows(tree, source, conditions)
-    simple = _simple_parts(tree, source)
+    simple = simple_parts(tree, source)
     common: dict[str, Any] = {
         "columns_read": columns_read,
-        "bounds": _bounds(tree, source),
+        "bounds": bounds_of(tree, source),
         "moments": moments,
         "conditions": conditions,
         "counts": tables[0] if not moments and _counts_rows(tree, source, conditions) else None,
@@ -373,12 +384,6 @@ def _base_tables(tree: exp.Expr) -> list[exp.Table]:
     ]
 
 
-def _qualified(table: exp.Table, database: str) -> str:
-    """Return the name of a table that is read; the same table at two moments has two names."""
-    version = table.args.get("version")
-    return f"{table.db or database}.{table.name}" + ("" if version is None else f" {version.sql()}")
-
-
 def _past(table: str, version: exp.Version) -> PastTable:
     if is_hint(version):
         return PastTable(table, None, options_of(version))
@@ -428,9 +433,6 @@ def _moment(version: exp.Version) -> int | datetime | Mapping[int, int]:
     )
 
 
-_MIRRORED = {exp.GT: exp.LT, exp.GTE: exp.LTE, exp.LT: exp.GT, exp.LTE: exp.GTE, exp.EQ: exp.EQ}
-
-
 def _only_source(tree: exp.Expr, tables: list[exp.Table]) -> exp.Table | None:
     """Return the table that a SELECT reads, if it reads nothing else; its columns keep their names."""
     if type(tree) is not exp.Select or len(tables) != 1:
@@ -439,163 +441,17 @@ def _only_source(tree: exp.Expr, tables: list[exp.Table]) -> exp.Table | None:
     table = tables[0]
     if not isinstance(source, exp.From) or not understood(source, "this") or source.this is not table:
         return None
-    return table if _is_plain_table(table) else None
-
-
-def _bounds(tree: exp.Expr, table: exp.Table | None) -> dict[str, Bounds]:
-    """Return the bounds that hold for every row of the result; other conditions are left out."""
-    if table is None or not understood(tree, *_BESIDE_ONE_TABLE):
-        return {}
-    found: dict[str, Bounds] = {}
-    for condition in _conditions_of(tree):
-        if only(condition, exp.Between, "this", "low", "high"):
-            parts: list[exp.Expr] = [
-                exp.GTE(this=condition.this, expression=condition.args["low"]),
-                exp.LTE(this=condition.this, expression=condition.args["high"]),
-            ]
-        else:
-            parts = [condition]
-        for part in parts:
-            _add_bound(found, part, table)
-    renamed = {each.alias.lower() for each in tree.expressions if isinstance(each, exp.Alias)}
-    return {name: bounds for name, bounds in found.items() if name not in renamed}
-
-
-def _conditions_of(tree: exp.Expr) -> list[exp.Expr]:
-    """Return the parts of a SELECT's WHERE that must all hold."""
-    where = tree.args.get("where")
-    if where is None:
-        return []
-    return conjuncts(where.this) if only(where, exp.Where, "this") else [where]
-
-
-_BESIDE_ONE_TABLE = (
-    "with_", "expressions", "distinct", "from_", "where", "group", "having", "qualify", "windows", "order", "limit",
-    "offset",
-)  # fmt: skip
-_KNOWN_CLAUSES = (*_BESIDE_ONE_TABLE, "joins")
-"""Clauses of a SELECT whose result does not depend on rows that the WHERE excludes."""
-
-
-def _add_bound(found: dict[str, Bounds], condition: exp.Expr, table: exp.Table) -> None:
-    kind = type(condition)
-    if kind not in _MIRRORED or not understood(condition, "this", "expression"):
-        return
-    column, literal = condition.this, condition.expression
-    if not _is_plain_column(column, table):
-        column, literal, kind = literal, column, _MIRRORED[kind]
-    if not _is_plain_column(column, table):
-        return
-    is_literal, value = _literal(literal)
-    if not is_literal or value is None:
-        return
-    name = column.name.lower()
-    known = found.get(name, Bounds())
-    if kind in (exp.GT, exp.GTE, exp.EQ) and known.lower is None:
-        known = replace(known, lower=value, include_lower=kind is not exp.GT)
-    if kind in (exp.LT, exp.LTE, exp.EQ) and known.upper is None:
-        known = replace(known, upper=value, include_upper=kind is not exp.LT)
-    found[name] = known
-
-
-def _columns_read(tree: exp.Expr, tables: list[exp.Table], database: str) -> dict[str, frozenset[str] | None]:
-    names, alone = set[str](), set[str]()
-    for column in tree.find_all(exp.Column):
-        # A part before a dot may also be a column whose field is wanted.
-        parts = [part.name.lower() for part in column.parts]
-        names.update(parts)
-        if len(parts) == 1:
-            alone.update(parts)
-    for join in tree.find_all(exp.Join):
-        names.update(using.name.lower() for using in join.args.get("using") or ())
-    # A table's own name (or alias) as a value is the whole row.
-    unclear = any(table.alias_or_name.lower() in alone for table in tables)
-    unclear = unclear or not all(map(_names_its_columns, tree.walk()))
-    return {_qualified(table, database): None if unclear else frozenset(names) for table in tables}
-
-
-def _names_its_columns(node: exp.Expr) -> bool:
-    """Return whether a node uses no columns but those that it names."""
-    if isinstance(node, exp.Star):
-        return isinstance(node.parent, exp.Count)
-    if isinstance(node, (exp.Pivot, exp.Unnest, exp.Columns, exp.PositionalColumn)):
-        return False
-    if isinstance(node, exp.TableAlias) and isinstance(node.parent, exp.Table):
-        return understood(node, "this")  # an alias with column names counts the columns from the first
-    if isinstance(node, exp.Table):
-        return understood(node, "this", "db", "alias", "joins", "version", "sample", "ordinality")
-    if isinstance(node, exp.Select):
-        return understood(node, *_KNOWN_CLAUSES, "laterals", "sample")
-    if isinstance(node, exp.Join):
-        natural = node.args.get("method") == "NATURAL"
-        return not natural and understood(node, "this", "on", "side", "kind", "using", "method")
-    return True
-
-
-def _conditions(tables: list[exp.Table], database: str) -> dict[str, tuple[str, ...]]:
-    """Return for each table that is read once the conditions of its SELECT's WHERE that concern only this table."""
-    names = [_qualified(table, database) for table in tables]
-    found = {}
-    for table, name in zip(tables, names, strict=True):
-        select = table.find_ancestor(exp.Select)
-        if names.count(name) > 1 or select is None or not _keeps_rows_of(select, table):
-            continue
-        alone = not select.args.get("joins") and isinstance(table.parent, exp.From)
-        aliases = {each.alias.lower() for each in select.expressions if isinstance(each, exp.Alias)}
-        about = []
-        for part in _conditions_of(select):
-            copy = part.copy()
-            columns = list(copy.find_all(exp.Column))
-            if copy.find(exp.Query, exp.Where, exp.PositionalColumn) is not None or not columns:
-                continue
-            if all(_is_of(column, table, alone, aliases) for column in columns):
-                for column in columns:
-                    column.set("table", None)
-                about.append(copy.sql(dialect=DuckDB))
-        if about:
-            found[name] = tuple(about)
-    return found
-
-
-def _keeps_rows_of(select: exp.Select, table: exp.Table) -> bool:
-    """Return whether every row of the SELECT before WHERE has a row of this table.
-
-    That is not so for the side of an outer join that is filled with nulls.
-    """
-    if not understood(select, *_KNOWN_CLAUSES) or not _is_plain_table(table):
-        return False
-    if not isinstance(table.parent, (exp.From, exp.Join)) or table.parent.parent is not select:
-        return False
-    seen = isinstance(table.parent, exp.From)
-    for join in select.args.get("joins") or ():
-        if not understood(join, "this", "on", "side", "kind", "using"):
-            return False
-        if join.this is table:
-            seen = True
-            if join.side or join.kind not in ("", "INNER", "CROSS"):
-                return False
-        elif seen and join.side in ("RIGHT", "FULL"):
-            return False
-    return seen
-
-
-def _is_of(column: exp.Column, table: exp.Table, alone: bool, aliases: set[str]) -> bool:
-    if not _is_named_plainly(column):
-        return False
-    if not column.table:
-        return alone and column.name.lower() not in aliases
-    return column.table.lower() == table.alias_or_name.lower()
-
-
-def _all_in(conditions: dict[str, tuple[str, ...]], tree: exp.Expr) -> bool:
-    """Return whether the conditions of the only table are all of the WHERE."""
-    return sum(map(len, conditions.values())) == len(_conditions_of(tree))
+    return table if is_plain_table(table) else None
 
 
 def _counts_rows(tree: exp.Expr, source: exp.Table | None, conditions: dict[str, tuple[str, ...]]) -> bool:
     if source is None or not tree.args.get("where") or not understood(tree, "expressions", "from_", "where"):
         return False
-    return _all_in(conditions, tree) and len(tree.expressions) == 1 and _is_plain_count(tree.expressions[0])
+    return (
+        are_all_conditions(conditions, tree)
+        and len(tree.expressions) == 1
+        and is_plain_count(tree.expressions[0])
+    )
 
 
 def _reads_rows(
@@ -606,11 +462,11 @@ def _reads_rows(
     """
     if source is None or not understood(tree, "expressions", "from_", "where"):
         return False, None
-    if not _all_in(conditions, tree):
+    if not are_all_conditions(conditions, tree):
         return False, None
-    if len(tree.expressions) == 1 and _is_plain_star(tree.expressions[0]):
+    if len(tree.expressions) == 1 and is_plain_star(tree.expressions[0]):
         return True, None
-    if not all(_is_plain_column(expression, source) for expression in tree.expressions):
+    if not all(is_plain_column(expression, source) for expression in tree.expressions):
         return False, None
     columns = tuple(expression.name for expression in tree.expressions)
     return len(set(columns)) == len(columns), columns
@@ -624,7 +480,7 @@ def _aggregates(
 ) -> tuple[tuple[str, str | None], ...]:
     if source is None or not understood(tree, "expressions", "from_", "where"):
         return ()
-    if not _all_in(conditions, tree):
+    if not are_all_conditions(conditions, tree):
         return ()
     found: list[tuple[str, str | None]] = []
     for expression in tree.expressions:
@@ -632,115 +488,10 @@ def _aggregates(
         function = _AGGREGATES.get(type(call))
         if function is None or not understood(call, "this", "big_int"):
             return ()  # max(x, 3) returns a list
-        if _is_plain_column(call.this, source):
+        if is_plain_column(call.this, source):
             found.append((function, call.this.name))
-        elif _is_plain_count(call):
+        elif is_plain_count(call):
             found.append((function, None))
         else:
             return ()
     return tuple(found)
-
-
-def _simple_parts(tree: exp.Expr, source: exp.Table | None) -> dict[str, Any] | None:
-    """Return the parts of a simple query, or None if it is not one."""
-    if source is None or source.args.get("version") is not None:
-        return None
-    if not understood(tree, "expressions", "from_", "where", "limit"):
-        return None
-    columns: tuple[str, ...] | None = None
-    expressions = tree.expressions
-    is_count = len(expressions) == 1 and _is_plain_count(expressions[0])
-    if not is_count and not (len(expressions) == 1 and _is_plain_star(expressions[0])):
-        if not all(_is_plain_column(expression, source) for expression in expressions):
-            return None
-        columns = tuple(expression.name for expression in expressions)
-        if len(set(columns)) != len(columns):
-            return None
-    equals: dict[str, Value] = {}
-    for condition in _conditions_of(tree):
-        pair = _equality(condition, source)
-        if pair is None or pair[0] in equals:
-            return None
-        equals[pair[0]] = pair[1]
-    limit = tree.args.get("limit")
-    number: int | None = None
-    if limit is not None:
-        if not only(limit, exp.Limit, "expression"):
-            return None  # such as PERCENT
-        rows = limit.expression
-        if not (only(rows, exp.Literal, "this", "is_string") and rows.this.isdigit()):
-            return None
-        number = int(rows.this)
-    return {"columns": columns, "equals": equals, "limit": number, "is_count": is_count}
-
-
-def _is_plain_count(expression: exp.Expr) -> bool:
-    """Return whether an expression is `COUNT(*)`."""
-    return only(expression, exp.Count, "this", "big_int") and _is_plain_star(expression.this)
-
-
-def _is_plain_table(table: exp.Table) -> bool:
-    """Return whether a table has its own columns, all its rows (at a moment) and no other clauses."""
-    alias = table.args.get("alias")
-    if not only(table, exp.Table, "this", "db", "alias", "version"):
-        return False
-    if alias is not None and not (only(alias, exp.TableAlias, "this") and _is_name(alias.this)):
-        return False
-    return _is_name(table.this) and (table.args.get("db") is None or _is_name(table.args["db"]))
-
-
-def _is_name(node: Any) -> bool:
-    return only(node, exp.Identifier, "this", "quoted")
-
-
-def _is_plain_star(expression: exp.Expr) -> bool:
-    """Return whether an expression is `*`, without EXCLUDE or REPLACE."""
-    return only(expression, exp.Star)
-
-
-def _is_plain_column(expression: Any, table: exp.Table) -> bool:
-    """Return whether an expression is a column of the table; `who.name` may also be a field of a column."""
-    return _is_named_plainly(expression) and expression.table.lower() in ("", table.alias_or_name.lower())
-
-
-def _is_named_plainly(column: Any) -> bool:
-    """Return whether a column stands alone or after a table's name."""
-    if not only(column, exp.Column, "this", "table") or not _is_name(column.this):
-        return False
-    return column.args.get("table") is None or _is_name(column.args["table"])
-
-
-def _equality(condition: exp.Expr, table: exp.Table) -> tuple[str, Value] | None:
-    if not only(condition, exp.EQ, "this", "expression"):
-        return None
-    for column, literal in ((condition.this, condition.expression), (condition.expression, condition.this)):
-        if _is_plain_column(column, table):
-            found, value = _literal(literal)
-            if found:
-                return column.name, value
-    return None
-
-
-def _literal(expression: Any) -> tuple[bool, Value]:
-    """Return (True, value) of a literal that needs no cast for a comparison; (False, None) for anything else."""
-    try:
-        if only(expression, exp.Literal, "this", "is_string"):
-            return True, expression.this if expression.is_string else number(expression.this)
-        if only(expression, exp.Boolean, "this"):
-            return True, bool(expression.this)
-        inner = expression.this
-        if not isinstance(inner, exp.Expr) or not only(inner, exp.Literal, "this", "is_string"):
-            return False, None
-        if only(expression, exp.Neg, "this") and inner.is_number:
-            return True, negated(number(inner.this))
-        if only(expression, exp.Cast, "this", "to") and inner.is_string:
-            to = expression.to
-            if not only(to, exp.DataType, "this"):
-                return False, None
-            if to.this == exp.DataType.Type.DATE:
-                return True, typed(inner.this, DATE)
-            if to.this in (exp.DataType.Type.TIMESTAMP, exp.DataType.Type.TIMESTAMPNTZ):
-                return True, typed(inner.this, timestamp(6))
-    except ValueError:
-        return False, None
-    return False, None

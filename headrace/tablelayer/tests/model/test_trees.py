@@ -32,6 +32,7 @@ _READERS = [
     "model/ddl/scopes.py", "model/ddl/known.py", "model/ddl/query_types.py", "model/ddl/decimals.py",
     "model/ddl/adapt.py", "model/ddl/flink_functions.py", "model/ddl/hints.py", "model/ddl/lookup_joins.py",
     "model/ddl/streams.py", "model/ddl/fine_literals.py", "model/ddl/nanoseconds.py", "model/ddl/answer_names.py",
+    "model/ddl/simple_queries.py", "model/ddl/reads.py",
 ]  # fmt: skip
 SCHEMA = Schema.of(
     [
