@@ -23,7 +23,8 @@ from headrace.tablelayer.model.rows.stored import encode_rows
 from headrace.tablelayer.model.rows.versions import SchemaVersions
 from headrace.tablelayer.server.limits import Limits
 from headrace.tablelayer.server.merge.engines import row_keys
-from headrace.tablelayer.server.read.bucket_state import SnapshotScan, Wanted
+from headrace.tablelayer.server.read.snapshot_scans import SnapshotScan
+from headrace.tablelayer.server.read.wanted import Wanted
 from headrace.tablelayer.server.store.kv import KeyValueStore
 from headrace.tablelayer.server.store.layout import KeyRange
 from headrace.tablelayer.server.store.shared_memory import SharedMemory

@@ -18,7 +18,7 @@ from headrace.tablelayer.cli.output import console, size_text, write_object, wri
 from headrace.tablelayer.client import Connection, KafkaError, UnsupportedRequest
 from headrace.tablelayer.client.admin.cluster_state import ClusterDescription
 from headrace.tablelayer.client.admin.databases import ServerProcess
-from headrace.tablelayer.client.admin.kafka import GroupDescription
+from headrace.tablelayer.client.admin.kafka_answers import GroupDescription
 from headrace.tablelayer.lake.coordinator import list_lake
 from headrace.tablelayer.model.messages.lake import ListedLake
 

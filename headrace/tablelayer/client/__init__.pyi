@@ -1,7 +1,7 @@
 from headrace.protocol.errors import KafkaError as KafkaError
 from headrace.tablelayer.client.admin.configs import ConfigKind as ConfigKind
 from headrace.tablelayer.client.admin.configs import ConfigListing as ConfigListing
-from headrace.tablelayer.client.admin.kafka import KafkaRecord as KafkaRecord
+from headrace.tablelayer.client.admin.kafka_answers import KafkaRecord as KafkaRecord
 from headrace.tablelayer.client.admin.produce import OutgoingRecord as OutgoingRecord
 from headrace.tablelayer.client.blocking.connection import Connection as Connection
 from headrace.tablelayer.client.blocking.connection import TableRef as TableRef

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from headrace.tablelayer.client import ConfigKind, Connection, KafkaError, TableError, UnsupportedRequest
-from headrace.tablelayer.client.admin.kafka import KafkaRecord
+from headrace.tablelayer.client.admin.kafka_answers import KafkaRecord
 from headrace.tablelayer.client.admin.produce import OutgoingRecord
 from headrace.tablelayer.client.admin.record_json import record_from_json
 from headrace.tablelayer.console.history import History

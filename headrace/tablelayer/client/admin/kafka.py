@@ -6,9 +6,7 @@ It is for administration, and for tests of the Kafka view of tables. Programs us
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-from uuid import UUID
 
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.protocol.messages.create_partitions import (
@@ -56,7 +54,6 @@ from headrace.protocol.messages.offset_delete import (
 from headrace.tablelayer.client.admin.cluster_state import (
     ClusterDescription,
     OffsetRange,
-    PartitionDescription,
     describe_cluster,
     described,
     offset_ranges,
@@ -67,6 +64,14 @@ from headrace.tablelayer.client.admin.configs import (
     alter_configs,
     describe_configs,
     list_resources,
+)
+from headrace.tablelayer.client.admin.kafka_answers import (
+    GroupDescription,
+    GroupListing,
+    GroupMember,
+    KafkaRecord,
+    LogSizes,
+    TopicDescription,
 )
 from headrace.tablelayer.client.admin.moves import elect_preferred_leaders, move_partitions, moving_partitions
 from headrace.tablelayer.client.admin.placement import Placement
@@ -83,83 +88,6 @@ if TYPE_CHECKING:
 _TOPIC_RESOURCE = 2
 _DELETE_BY_STATE_SINCE = 6
 _FETCH_BY_ID_SINCE = 13
-
-
-@dataclass(frozen=True, slots=True)
-class TopicDescription:
-    """A topic: `leaders` by partition; `configs` has the explicitly set configurations and is empty in a listing. It is
-    also empty where they are withheld: a client may DESCRIBE the topic but not its configurations.
-    """
-
-    name: str
-    topic_id: UUID
-    is_internal: bool
-    leaders: Mapping[int, int]
-    configs: Mapping[str, str] = field(default_factory=dict)
-    configs_withheld: bool = False
-    partitions: Mapping[int, PartitionDescription] = field(default_factory=dict)
-
-    def required_configs(self) -> Mapping[str, str]:
-        """Return `configs`. KafkaError TOPIC_AUTHORIZATION_FAILED if they are withheld."""
-        if self.configs_withheld:
-            raise_for(
-                ErrorCode.TOPIC_AUTHORIZATION_FAILED,
-                None,
-                doing=f"describe the configurations of {self.name}",
-            )
-        return self.configs
-
-    @property
-    def is_table(self) -> bool:
-        return "table.schema" in self.configs
-
-
-@dataclass(frozen=True, slots=True)
-class GroupListing:
-    group: str
-    protocol_type: str
-    state: str
-
-
-@dataclass(frozen=True, slots=True)
-class GroupMember:
-    member_id: str
-    client_id: str
-    client_host: str
-    instance_id: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class GroupDescription:
-    """A consumer group; `positions` are its committed offsets by (topic, partition)."""
-
-    group: str
-    state: str
-    assignor: str
-    members: Sequence[GroupMember]
-    positions: Mapping[tuple[str, int], int]
-
-
-@dataclass(frozen=True, slots=True)
-class LogSizes:
-    """Sizes of logs: `bytes` of log files, without indexes, by topic and partition. `disks` has (bytes free, total
-    bytes) of each server's data volume, -1 if the server does not report them.
-    """
-
-    bytes: Mapping[str, Mapping[int, int]]
-    disks: Mapping[int, tuple[int, int]]
-
-
-@dataclass(frozen=True, slots=True)
-class KafkaRecord:
-    """One record as a Kafka client sees it."""
-
-    partition: int
-    offset: int
-    timestamp_ms: int
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...] = ()
 
 
 class AsyncKafkaAdmin:

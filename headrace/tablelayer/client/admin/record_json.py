@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from headrace.tablelayer.client.admin.kafka import KafkaRecord
+from headrace.tablelayer.client.admin.kafka_answers import KafkaRecord
 from headrace.tablelayer.client.admin.produce import OutgoingRecord
 
 Encoding: TypeAlias = Literal["utf-8", "base64"]

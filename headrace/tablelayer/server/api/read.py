@@ -19,9 +19,11 @@ from headrace.tablelayer.server.bucket.key_bucket import KeyBucket
 from headrace.tablelayer.server.bucket.log_bucket import LogBucket
 from headrace.tablelayer.server.merge.writes import check_insertable
 from headrace.tablelayer.server.read import bucket_state as reads
+from headrace.tablelayer.server.read import log_rows
 from headrace.tablelayer.server.read.extremes import log_extremes, state_extremes
 from headrace.tablelayer.server.read.scan_log import scan_log
 from headrace.tablelayer.server.read.snapshot_scans import SnapshotScans
+from headrace.tablelayer.server.read.wanted import FEW_ROWS_BYTES, Rows, Wanted
 from headrace.tablelayer.server.room import Room
 from headrace.tablelayer.server.services import KeptStore, Services
 
@@ -48,7 +50,7 @@ class ReadHandlers:
         """Return the answer for a few keys if the rows are in memory and published; else the part that has to wait."""
         definition = self._targets.read(context, request.table_id)
         check_key_table(definition)
-        wanted = reads.Wanted.of(definition, request.schema_id, request.columns)
+        wanted = Wanted.of(definition, request.schema_id, request.columns)
         self._targets.check_columns(context, definition, wanted, _key_ids(definition))
         limit = self._services.limits.keys_per_lookup_max
         inserts, at_most_ms = request.insert_if_absent, request.staleness_ms_max
@@ -106,7 +108,7 @@ class ReadHandlers:
     ) -> m.PrefixLookupResponse:
         definition = self._targets.read(context, request.table_id)
         check_key_table(definition)
-        wanted = reads.Wanted.of(definition, request.schema_id, request.columns)
+        wanted = Wanted.of(definition, request.schema_id, request.columns)
         self._targets.check_columns(context, definition, wanted, _key_ids(definition))
         limit = self._services.limits.keys_per_lookup_max
         if not definition.allows_prefix_lookup:
@@ -158,7 +160,7 @@ class ReadHandlers:
         definition = self._targets.read(context, request.table_id)
         if request.filter is not None or not definition.is_primary_key_table:
             return partial(self._read_and_scan, context, definition, request)
-        wanted = reads.Wanted.of(definition, request.schema_id, request.columns)
+        wanted = Wanted.of(definition, request.schema_id, request.columns)
         self._check_limit_scan(context, definition, request, wanted)
 
         def in_memory(index: int, room: Room) -> m.LimitScanResult | None:
@@ -166,7 +168,7 @@ class ReadHandlers:
             found = bucket.read_at_once(reads.first_rows_in_memory, request.limit, wanted, room.max_bytes)
             return None if found is None else m.LimitScanResult(bucket=index, rows=found.rows)
 
-        bytes_max = min(self._services.limits.answer_bytes_max, reads.FEW_ROWS_BYTES)
+        bytes_max = min(self._services.limits.answer_bytes_max, FEW_ROWS_BYTES)
         answers = self._at_once(context, in_memory, request.buckets, wanted, bytes_max)
         if answers is not None:
             return m.LimitScanResponse(schema_id=wanted.schema.schema_id, buckets=answers)
@@ -184,7 +186,7 @@ class ReadHandlers:
         context: RequestContext,
         definition: StoredTable,
         request: m.LimitScanRequest,
-        wanted: reads.Wanted,
+        wanted: Wanted,
     ) -> None:
         self._targets.check_columns(context, definition, wanted)
         rows_max = self._services.limits.limit_scan_rows_max
@@ -199,7 +201,7 @@ class ReadHandlers:
         context: RequestContext,
         definition: StoredTable,
         request: m.LimitScanRequest,
-        wanted: reads.Wanted,
+        wanted: Wanted,
     ) -> m.LimitScanResponse:
         limit, whole = request.limit, context.api_version < _FIRST_LIMIT_SCAN_IN_PARTS
 
@@ -208,7 +210,7 @@ class ReadHandlers:
             try:
                 if not definition.is_primary_key_table:
                     log = self._whole_log(definition, index)
-                    found = await reads.last_rows(log, limit, wanted, room, request.before)
+                    found = await log_rows.last_rows(log, limit, wanted, room, request.before)
                 elif wanted.filter is None:
                     bucket = self._targets.bucket(definition, index, KeyBucket)
                     found = await bucket.read(reads.first_rows, bucket.versions, limit, wanted, room)
@@ -258,9 +260,9 @@ class ReadHandlers:
                 else:
                     log = self._whole_log(definition, index)
                     answer.count, answer.offset = (
-                        await reads.count_log_rows(log)
+                        await log_rows.count_log_rows(log)
                         if wanted.filter is None
-                        else await reads.count_matching_log_rows(log, wanted.filter)
+                        else await log_rows.count_matching_log_rows(log, wanted.filter)
                     )
             except Exception as error:  # noqa: BLE001 - reported for this bucket
                 refuse(answer, error, definition, index)
@@ -310,7 +312,7 @@ class ReadHandlers:
         context: RequestContext,
         in_memory: Callable[[Asked, Room], Answer | None],
         buckets: Sequence[Asked],
-        wanted: reads.Wanted,
+        wanted: Wanted,
         bytes_max: int,
     ) -> list[Answer] | None:
         """Return the answers for a few buckets without waiting, with at most `bytes_max` bytes of rows together.
@@ -338,7 +340,7 @@ class ReadHandlers:
         return bucket
 
     async def _each_with_room(
-        self, work: Callable[[Asked, Room], Awaitable[Answer]], buckets: Sequence[Asked], wanted: reads.Wanted
+        self, work: Callable[[Asked, Room], Awaitable[Answer]], buckets: Sequence[Asked], wanted: Wanted
     ) -> list[Answer]:
         """Return an answer for each bucket; together they fit into the maximum size of an answer.
 
@@ -362,10 +364,8 @@ class ReadHandlers:
         definition: StoredTable,
         request: m.LimitScanRequest | m.CountRowsRequest | m.ScanSnapshotRequest,
         columns: Sequence[int] | None,
-    ) -> reads.Wanted:
-        return await reads.Wanted.asked(
-            self._services, definition, request.schema_id, columns, request.filter
-        )
+    ) -> Wanted:
+        return await Wanted.asked(self._services, definition, request.schema_id, columns, request.filter)
 
 
 def _key_ids(definition: StoredTable) -> list[int]:
@@ -375,7 +375,7 @@ def _key_ids(definition: StoredTable) -> list[int]:
 
 
 def _looked_up(
-    part: m.LookupBucket, found: tuple[bytes, reads.Rows], staleness: tuple[int, int] | None = None
+    part: m.LookupBucket, found: tuple[bytes, Rows], staleness: tuple[int, int] | None = None
 ) -> m.LookupResult:
     answer = m.LookupResult(bucket=part.bucket)
     answer.found, answer.rows = found

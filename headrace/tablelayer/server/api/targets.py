@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from headrace.broker.requests.declaration import RequestContext
     from headrace.tablelayer.server.bucket.bucket import TableBucket
-    from headrace.tablelayer.server.read.bucket_state import Wanted
+    from headrace.tablelayer.server.read.wanted import Wanted
     from headrace.tablelayer.server.rights.table_rights import TableRights
 
 Bucket = TypeVar("Bucket", bound="TableBucket")

@@ -47,7 +47,7 @@ class LogBucket(TableBucket):
     """`PartitionHooks` of a log table."""
 
     counted: Counted | None = None
-    """The last result of counting rows, to continue from (`read.bucket_state.count_log_rows`)."""
+    """The last result of counting rows, to continue from (`read.log_rows.count_log_rows`)."""
 
     async def start(self) -> None:
         self.partition.publish_high_watermark(self.partition.replicated_offset)

@@ -21,7 +21,8 @@ from headrace.tablelayer.model.batches.statistics import ColumnStatistics, scala
 from headrace.tablelayer.model.filters.filters import Verdict
 from headrace.tablelayer.model.schema.schema import Column
 from headrace.tablelayer.server.read.batch_filter import BatchColumns, BatchFilter
-from headrace.tablelayer.server.read.bucket_state import Versions, Wanted, pieces
+from headrace.tablelayer.server.read.bucket_state import pieces
+from headrace.tablelayer.server.read.wanted import Versions, Wanted
 from headrace.tablelayer.server.regions import headers_of
 
 if TYPE_CHECKING:

@@ -39,8 +39,8 @@ from headrace.tablelayer.model.rows.versions import SchemaVersions
 from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.server.bucket.bucket import TableBucket
 from headrace.tablelayer.server.read.batch_filter import BatchFilter, filtered_batch
-from headrace.tablelayer.server.read.bucket_state import Wanted
 from headrace.tablelayer.server.read.projection import Projection, project_batch
+from headrace.tablelayer.server.read.wanted import Wanted
 from headrace.tablelayer.server.regions import headers_of
 from headrace.tablelayer.server.services import Services
 

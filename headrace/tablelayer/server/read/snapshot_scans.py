@@ -10,16 +10,29 @@ it with a new one.
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from headrace.tablelayer.model.batches.ipc import encode_ipc
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.messages.read import ScanSnapshotRequest
-from headrace.tablelayer.server.read.bucket_state import Rows, SnapshotScan, Wanted, key_range
+from headrace.tablelayer.model.schema.schema import Schema
+from headrace.tablelayer.server import stored_message
+from headrace.tablelayer.server.merge.engines import row_keys
 from headrace.tablelayer.server.read.fairness import has_to_go
 from headrace.tablelayer.server.read.time_travel import PastStates
+from headrace.tablelayer.server.read.wanted import Rows, Wanted, columns_of, matching_rows, wanted_groups
 from headrace.tablelayer.server.services import Services
+from headrace.tablelayer.server.store.keys import key_rows
+from headrace.tablelayer.server.store.kv import KeyValueStore
+from headrace.tablelayer.server.store.layout import ROW_PREFIX, KeyRange, successor
+from headrace.tablelayer.server.store.store_snapshot import StoreSnapshot
+
+if TYPE_CHECKING:
+    from headrace.tablelayer.server.bucket.key_bucket import KeyBucket
 
 if TYPE_CHECKING:
     from headrace.tablelayer.server.bucket.key_bucket import KeyBucket
@@ -204,3 +217,94 @@ class SnapshotScans:
     def _renew(self, scan: SnapshotScan) -> None:
         now = self._services.context.clock.monotonic()
         scan.expires_at = now + self._services.limits.scan_lease_seconds
+
+
+class SnapshotScan:
+    """A bucket's state at one offset, read in pieces, one at a time."""
+
+    def __init__(
+        self,
+        bucket: KeyBucket,
+        snapshot: StoreSnapshot,
+        wanted: Wanted,
+        keys: KeyRange,
+        limit: int | None = None,
+        past_offset: int | None = None,
+        client: str = "",
+    ) -> None:
+        """Begin a scan. `past_offset` is the past state to release at the end; `client` is the host of the reader."""
+        self.client = client
+        self.bucket = bucket
+        self.wanted = wanted
+        self.log_offset = snapshot.applied_offset
+        self.past_offset = past_offset
+        self.expires_at = 0.0
+        self.turn = asyncio.Lock()
+        self.next_piece = 0
+        self._snapshot = snapshot
+        self._place = self._before = (keys, limit)
+        self._groups = wanted_groups(wanted)
+        snapshot.seek(keys, self._groups)
+
+    def rows_of(self, piece: int, max_bytes: int) -> tuple[Rows, bytes | None, bool]:
+        """Return (rows in key order, the last row's key, whether there may be more).
+
+        `piece` is the next piece, or the previous one again. Blocking; raises TableError(SCAN_EXPIRED).
+        """
+        if piece == self.next_piece - 1:
+            self._place, self.next_piece = self._before, piece
+            self._snapshot.seek(self._place[0], self._groups)
+        elif piece != self.next_piece:
+            raise TableError(
+                TableErrorCode.SCAN_EXPIRED,
+                f"the scan is at piece {self.next_piece}, not {piece}; start the scan again",
+            )
+        keys, left = self._place
+        rows, last, has_more = self._snapshot.next_rows(
+            max_bytes, sys.maxsize if left is None else left, self.wanted.schema.row_cost
+        )
+        rows = matching_rows(rows, self.bucket.versions, self.wanted)
+        if left is not None:
+            left -= len(rows)
+            has_more = has_more and left > 0
+        self._before = self._place
+        self._place = (keys if last is None else keys.after(last), left)
+        self.next_piece += 1
+        schema, columns = self.wanted.schema, self.wanted.columns
+        message: Rows | None = stored_message.message_at(rows.addresses, rows.lengths, schema, columns)
+        if message is None:
+            message = encode_ipc(columns_of(rows, self.bucket.versions, schema, columns))
+        return message, last, has_more
+
+    def end(self) -> None:
+        """Release the store's files."""
+        self._snapshot.end()
+
+
+def key_range(schema: Schema, request: ScanSnapshotRequest) -> KeyRange:
+    """Return the key range of a scan request. Raises TableError(INVALID_KEY)."""
+    lower, upper = ROW_PREFIX, None
+    if request.lower is not None:
+        bound = _bound(schema, request.lower, request.lower_columns)
+        lower = bound if request.lower_inclusive else successor(bound)
+    if request.upper is not None:
+        bound = _bound(schema, request.upper, request.upper_columns)
+        upper = successor(bound) if request.upper_inclusive else bound
+    if upper is not None and upper < lower:
+        upper = lower
+    keys = KeyRange(lower, upper)
+    return keys if request.after is None else keys.after(request.after)
+
+
+def _bound(schema: Schema, rows: memoryview, count: int) -> bytes:
+    if not 1 <= count <= len(schema.primary_key):
+        raise TableError(
+            TableErrorCode.INVALID_KEY,
+            f"a bound has from 1 to {len(schema.primary_key)} columns of the primary key, not {count}",
+        )
+    names = schema.primary_key[:count]
+    bounds = row_keys(schema, key_rows(schema, names, rows, 1), names)
+    if len(bounds) != 1:
+        raise TableError(TableErrorCode.INVALID_KEY, f"a bound is one row, not {len(bounds)}")
+    bound: bytes = bounds[0].as_py()
+    return bound

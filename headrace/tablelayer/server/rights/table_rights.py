@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from headrace.tablelayer.model.table.definition import StoredTable
     from headrace.tablelayer.model.table.path import TablePath
     from headrace.tablelayer.server.catalog.catalog import Catalog
-    from headrace.tablelayer.server.read.bucket_state import Wanted
+    from headrace.tablelayer.server.read.wanted import Wanted
     from headrace.tablelayer.server.rights.column_grants import ColumnGrants
 
 _TOPIC = ResourceType.TOPIC

@@ -55,8 +55,9 @@ from headrace.tablelayer.server.store.room_reads import (
     values_that_fit,
 )
 from headrace.tablelayer.server.store.shared_memory import SharedMemory
-from headrace.tablelayer.server.store.sorted_tables import SortedTables, UnknownTableError
+from headrace.tablelayer.server.store.sorted_tables import SortedTables
 from headrace.tablelayer.server.store.store_snapshot import SnapshotTables, StoreSnapshot
+from headrace.tablelayer.server.store.table_index import UnknownTableError
 
 _COLUMN_FAMILY = "default"
 NOTE = "closed.json"

@@ -18,7 +18,7 @@ from headrace.broker.runtime.ports import Clock, Disk, SystemClock, SystemThread
 from headrace.tablelayer.server.limits import BLOCK_CACHE_BYTES, Limits
 from headrace.tablelayer.server.store.first_rows import Remembered
 from headrace.tablelayer.server.store.open_stores import OpenStores
-from headrace.tablelayer.server.store.sorted_tables import Indexes
+from headrace.tablelayer.server.store.table_index import Indexes
 
 _BLOOM_BITS = 10  # 1 % of the lookups of absent keys read a block
 _BLOCK_BYTES = 16 << 10  # batches of sorted keys meet in blocks of this size

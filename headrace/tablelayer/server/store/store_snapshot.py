@@ -11,13 +11,8 @@ from headrace.broker.runtime.ports import Threads
 from headrace.tablelayer.model.types.sizes import RowCost
 from headrace.tablelayer.server.store.layout import META_KEY, KeyRange, decode_meta
 from headrace.tablelayer.server.store.open_stores import Use
-from headrace.tablelayer.server.store.sorted_tables import (
-    Groups,
-    Limits,
-    SortedTables,
-    StoredRows,
-    UnknownTableError,
-)
+from headrace.tablelayer.server.store.sorted_tables import Groups, Limits, SortedTables, StoredRows
+from headrace.tablelayer.server.store.table_index import UnknownTableError
 
 # a piece of a scan may take this much in Arrow's form, however little is requested
 _MADE_BYTES_MIN = 16 << 20

@@ -22,6 +22,7 @@ from headrace.tablelayer.model.types.sizes import RowCost, value_width
 from headrace.tablelayer.server import stored_message
 from headrace.tablelayer.server.limits import Limits
 from headrace.tablelayer.server.read import bucket_state as reads
+from headrace.tablelayer.server.read.wanted import Wanted
 from headrace.tablelayer.server.room import Room
 from headrace.tablelayer.server.store.kv import KeyValueStore
 from headrace.tablelayer.server.store.layout import KeyRange
@@ -326,7 +327,7 @@ async def test_large_rows_are_left_to_a_thread(tmp_path: Path) -> None:
         for number, is_quick in ((1, True), (2, False)):
             keys = memoryview(bytes(keys_of(table, [number])))
             room = Room(1 << 20, schema.row_cost)
-            arguments = (bucket.store, bucket.versions, keys, reads.Wanted(schema, None), 10, room)
+            arguments = (bucket.store, bucket.versions, keys, Wanted(schema, None), 10, room)
             assert (reads.lookup_in_memory(*arguments) is not None) is is_quick
 
 

@@ -21,11 +21,10 @@ from headrace.tablelayer.model.batches import statistics
 from headrace.tablelayer.model.batches.batch import ArrowBatch, ChangeType, with_statistics
 from headrace.tablelayer.model.batches.ipc import decode_ipc
 from headrace.tablelayer.model.errors import TableErrorCode
-from headrace.tablelayer.model.filters.filters import encode_filter
+from headrace.tablelayer.model.filters.filters import Filter, encode_filter
 from headrace.tablelayer.model.options.table_options import ArrowCompression
 from headrace.tablelayer.server.merge import writes
 from headrace.tablelayer.server.read import batch_filter, scan_log
-from headrace.tablelayer.server.read import bucket_state as reads
 from headrace.tablelayer.tests.server.tables import DEADLINE_SECONDS, TIMEOUT_MS, Table, Tables, run, tables
 from simulator.files import copy_as_killed
 
@@ -404,9 +403,9 @@ async def test_a_filter_of_20_000_values_is_read_off_the_loop_and_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[threading.Thread] = []
-    parse = reads.Filter.parse
+    parse = Filter.parse
     monkeypatch.setattr(
-        reads.Filter,
+        Filter,
         "parse",
         lambda data, schema: threads.append(threading.current_thread()) or parse(data, schema),
     )

@@ -13,6 +13,7 @@ from headrace.tablelayer.model.types.sizes import RowCost
 from headrace.tablelayer.server import stored_message
 from headrace.tablelayer.server.limits import Limits
 from headrace.tablelayer.server.read import bucket_state as reads
+from headrace.tablelayer.server.read.wanted import LimitedRows, Wanted
 from headrace.tablelayer.server.room import Room
 from headrace.tablelayer.server.store.first_rows import FIRST_ROWS_BYTES_MAX, FirstRows, Remembered
 from headrace.tablelayer.server.store.kv import KeyValueStore
@@ -106,7 +107,7 @@ async def test_a_limit_scan_asks_the_store_once_until_its_rows_change(
     asked = []
     real = reads.first_rows
 
-    def first_rows(*arguments: Any) -> reads.LimitedRows:
+    def first_rows(*arguments: Any) -> LimitedRows:
         asked.append(1)
         return real(*arguments)
 
@@ -124,7 +125,7 @@ async def test_a_limit_scan_asks_the_store_once_until_its_rows_change(
         assert await first_ids(table, 3) == [(1, "1"), (3, "3"), (4, "4")]
         assert len(asked) == 2
 
-        bucket, wanted = table.partition.hooks, reads.Wanted(table.definition.schema, None)
+        bucket, wanted = table.partition.hooks, Wanted(table.definition.schema, None)
         now = (reads.first_rows_in_memory, 3, wanted, 1 << 16)
         assert bucket.read_at_once(*now) is not None
         assert bucket.read_at_once(*now[:3], 20) is None, "that would be too much for the event loop"

@@ -35,6 +35,7 @@ from headrace.tablelayer.model.types.column_types import TypeKind
 from headrace.tablelayer.server import stored_message
 from headrace.tablelayer.server.merge.writes import ClientWrite
 from headrace.tablelayer.server.read import bucket_state as reads
+from headrace.tablelayer.server.read.wanted import Wanted
 from headrace.tablelayer.server.room import Room
 from headrace.tablelayer.tests.model.ipc_mutations import Message, bomb, framed, mutated, with_field
 from headrace.tablelayer.tests.model.random_rows import array_of
@@ -437,7 +438,7 @@ async def test_keys_that_are_larger_than_they_look_are_left_to_a_thread(tmp_path
             key = pa.record_batch([pa.array(["a" * size])], schema.arrow())
             keys = memoryview(bytes(encode_ipc(key, ArrowCompression.ZSTD)))
             assert len(keys) < 400
-            wanted, room = reads.Wanted(schema, None), Room(1 << 20, schema.row_cost)
+            wanted, room = Wanted(schema, None), Room(1 << 20, schema.row_cost)
             quick = reads.lookup_in_memory(bucket.tablet.kv, bucket.versions, keys, wanted, 10, room)
             assert (quick is not None) is is_quick
             found, _ = reads.lookup(bucket.tablet.kv, bucket.versions, keys, wanted, 10, room)

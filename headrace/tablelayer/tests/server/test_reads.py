@@ -18,6 +18,7 @@ from headrace.tablelayer.model.errors import TableErrorCode
 from headrace.tablelayer.server import stored_message
 from headrace.tablelayer.server.limits import Limits
 from headrace.tablelayer.server.read import bucket_state as reads
+from headrace.tablelayer.server.read.wanted import Wanted
 from headrace.tablelayer.server.room import Room
 from headrace.tablelayer.tests.server.tables import (
     DEADLINE_SECONDS,
@@ -79,7 +80,7 @@ async def test_a_lookup_on_the_loop_waits_for_no_compiler(
             bucket.store,
             bucket.versions,
             memoryview(encode_ipc(key)),
-            reads.Wanted(schema, None),
+            Wanted(schema, None),
             10,
             room,
         )
