@@ -1,1 +1,1 @@
-"""Backups of a running broker, and their restoration."""
+"""Backups of running brokers, and their restoration."""

@@ -194,9 +194,9 @@ class Backups:
             case Step.HOLD:
                 await member.hold()
             case Step.OFFSETS:
-                member.note_offsets()
+                await member.note_offsets()
             case Step.PARTITIONS:
-                member.note_partitions()
+                await member.note_partitions()
             case Step.RELEASE:
                 made_ms = self._clock.time_ms()
                 partitions = await member.describe()

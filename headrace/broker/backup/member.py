@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from headrace.broker.runtime.ports import Disk
 
 HOLD_SECONDS: Final = 10.0
+NOTED_PER_TURN: Final = 256
 
 
 class Step(IntEnum):
@@ -127,21 +128,26 @@ class MemberCut:
     async def hold(self) -> None:
         """Hold the journals of transactions. Raises KafkaError."""
         self._lease = asyncio.get_running_loop().call_later(HOLD_SECONDS, self.release)
-        await asyncio.gather(*(journal.hold() for journal in self._parts.journals))
+        try:
+            async with asyncio.timeout(HOLD_SECONDS):
+                await asyncio.gather(*(journal.hold() for journal in self._parts.journals))
+        except TimeoutError:
+            raise again("changes of transactions cannot be stored now, as replicas are missing") from None
         self._completed = Step.HOLD
 
-    def note_offsets(self) -> None:
+    async def note_offsets(self) -> None:
         """Note the ends of the partitions of committed offsets. Raises KafkaError."""
-        self._note(Step.OFFSETS, lambda partition: partition.topic.name == self._parts.offsets_topic)
+        await self._note(Step.OFFSETS, lambda partition: partition.topic.name == self._parts.offsets_topic)
 
-    def note_partitions(self) -> None:
+    async def note_partitions(self) -> None:
         """Note the ends of all other partitions. Raises KafkaError."""
-        self._note(Step.PARTITIONS, lambda partition: partition.topic.name != self._parts.offsets_topic)
+        await self._note(Step.PARTITIONS, lambda partition: partition.topic.name != self._parts.offsets_topic)
 
-    def _note(self, step: Step, is_wanted: Callable[[Partition], bool]) -> None:
+    async def _note(self, step: Step, is_wanted: Callable[[Partition], bool]) -> None:
         if self._completed != step - 1 or self._lease is None:
             raise again(f"{step.name} does not follow {self._completed.name}, or was not asked for in time")
-        for partition in filter(is_wanted, self._led()):
+        opened: list[OpenLog] = []
+        for number, partition in enumerate(filter(is_wanted, self._led()), 1):
             if partition.failure is not None:
                 raise KafkaError(
                     ErrorCode.KAFKA_STORAGE_ERROR,
@@ -154,7 +160,10 @@ class MemberCut:
                 continue
             if not partition.is_open or not partition.is_end_known:
                 raise again(f"the end of partition {partition.name} is not known yet")
-            self._opened.append(noted(partition, up_to=partition.high_watermark))
+            opened.append(noted(partition, up_to=partition.high_watermark))
+            if number % NOTED_PER_TURN == 0:
+                await asyncio.sleep(0)
+        self._opened += opened
         self._completed = step
 
     async def describe(self) -> list[PartitionCut]:

@@ -124,7 +124,9 @@ class BegunBackup:
         except KafkaError as error:
             if error.code == ErrorCode.OPERATION_NOT_ATTEMPTED:
                 raise CutAgainError(error.message) from error
-            raise
+            if not several or error.code == ErrorCode.RESOURCE_NOT_FOUND:
+                raise
+            raise CommandError(f"broker {node} at {self._addresses[node]}: {error}") from error
         except ClientError as error:
             if not several:
                 raise

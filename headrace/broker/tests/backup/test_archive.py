@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from headrace.broker.backup.archive import Manifest, Part, make_backup, restore
+from headrace.broker.backup.archive import Manifest, Part, choose, make_backup, read_manifest, restore
 from headrace.broker.backup.cut import BesideFile, Cut
 from headrace.broker.log.disk import SystemDisk
 from headrace.broker.objects.files import LocalFiles
@@ -45,3 +47,23 @@ def test_a_file_of_another_broker_is_read(tmp_path: Path) -> None:
         restore(files, manifest, SystemDisk(), pool, tmp_path / "restored")
     assert (tmp_path / "restored" / "t-0" / "x.log").read_bytes() == b"two"
     assert (one.reads, two.reads, three.reads) == (1, 1, 0)
+
+
+def test_an_archive_of_an_earlier_version_is_restored(tmp_path: Path) -> None:
+    files = LocalFiles(tmp_path / "backups")
+    digest = hashlib.sha256(b"one").hexdigest()
+    files.put(f"chunks/{digest[:2]}/{digest}", b"one")
+    manifest = {
+        "id": "1", "made_ms": 1, "cluster_id": "c", "node_id": "7", "version": 1,
+        "files": [
+            {"path": "meta.properties", "text": "node.id=7"},
+            {"path": "t-0/x.log", "size": 3, "written_ms": 1.5, "chunks": [digest]},
+        ],
+    }  # fmt: skip
+    files.put("backups/19700101T000000.001Z-1.json", json.dumps(manifest).encode())
+    read = read_manifest(files, choose(files, None))
+    assert (read.brokers, read.lowered) == ((), ())
+    with ThreadPoolExecutor(1) as pool:
+        restore(files, read, SystemDisk(), pool, tmp_path / "restored")
+    assert (tmp_path / "restored" / "t-0" / "x.log").read_bytes() == b"one"
+    assert (tmp_path / "restored" / "meta.properties").read_text() == "node.id=7"

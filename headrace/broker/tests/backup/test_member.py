@@ -142,6 +142,34 @@ async def test_journals_go_on_by_themselves_and_the_cut_fails(
             await refused(made.step(Step.OFFSETS), "not asked for in time")
 
 
+async def test_a_hold_that_takes_too_long_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(member, "HOLD_SECONDS", 0.2)
+
+    class Stuck:
+        is_held = False
+
+        async def hold(self) -> None:
+            self.is_held = True
+            await asyncio.sleep(60)
+
+        def release(self) -> None:
+            self.is_held = False
+
+    async with direct_cluster(tmp_path, 1) as cluster:
+        backups = cluster.brokers[1].context.backups
+        assert backups is not None
+        assert backups.cluster is not None
+        journal = Stuck()
+        backups.cluster.journals.append(journal)
+        backup = await backups.begin(in_steps=True)
+        async with asyncio.timeout(30):
+            await refused(backups.step(backup.id, Step.HOLD), "cannot be stored now")
+        await backups.end(backup.id)
+        assert not journal.is_held
+
+
 async def refused(step: Any, words: str) -> None:
     with pytest.raises(KafkaError, match=words) as told:
         await step

@@ -190,6 +190,7 @@ async def test_a_cluster_that_cannot_be_backed_up_says_why(
         assert backups is not None
         backup = await backups.begin(in_steps=True)
         other = await asyncio.to_thread(run, "backup", target, address=address_of(cluster), code=1)
+        assert f"broker 1 at 127.0.0.1:{first.broker.port}: " in other.stderr
         assert f"backup {backup.id} is in progress" in other.stderr
         await backups.end(backup.id)
         lost = [leader(cluster, "t", index) for index in (0, 1)].index(2)
