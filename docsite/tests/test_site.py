@@ -3,9 +3,11 @@
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -151,6 +153,50 @@ def test_blocks_are_found_with_what_they_print():
     assert not is_like("y\n", "x\n...\n")
 
 
+def commands_of(code: str) -> Iterator[tuple[str, list[str], str]]:
+    """Yield each line of the shell as (what is piped into it, words after `headrace`, the line).
+
+    There are no words in a line that only a shell understands. A here-document keeps its block together.
+    """
+    lines = [code] if "<<" in code else code.splitlines(keepends=True)
+    line = ""
+    for each in lines:
+        line += each
+        try:
+            tokens = list(shlex.shlex(line, posix=True, punctuation_chars=True))
+        except ValueError:
+            continue  # a quote is open
+        if line.endswith(("\\\n", "|\n")):
+            continue
+        before, _, after = line.rpartition("|") if tokens.count("|") == 1 else ("", "", line)
+        words = shlex.split(after)
+        operators = {token for token in tokens if set(token) <= set("();<>|&")} - {"|"}
+        is_ours = words[:1] == ["headrace"] and not operators and "$(" not in line and "$PWD" not in line
+        yield (before, words[1:], line) if is_ours else ("", [], line)
+        line = ""
+    assert not line, f"the last line is incomplete: {line}"
+
+
+def test_lines_of_the_shell_are_told_from_those_of_the_command():
+    code = """headrace sql -e "SELECT 1;
+  SELECT '|' AS x"
+printf 'a|b\\n' |
+  headrace topics produce t --key 'k v'
+headrace sql -e x || echo no
+headrace topics list | sort
+cat t > u
+"""
+    found = [(before.strip(), words) for before, words, _ in commands_of(code)]
+    assert found == [
+        ("", ["sql", "-e", "SELECT 1;\n  SELECT '|' AS x"]),
+        ("printf 'a|b\\n'", ["topics", "produce", "t", "--key", "k v"]),
+        ("", []),
+        ("", []),
+        ("", []),
+    ]
+    assert [words for _, words, _ in commands_of("cat <<E\nheadrace sql\nE\n")] == [[]]
+
+
 class Newcomer:
     """Types the blocks of a page into one folder, against one server on a port that is free."""
 
@@ -178,18 +224,26 @@ class Newcomer:
             self._serve(code)
             return ""
         if block.language == "sql":
-            return self._ask(block, code)
-        command = {"sh": ["bash", "-e", "-c", code], "python": ["python", "-c", code]}
-        done = subprocess.run(
-            command[block.language], capture_output=True, text=True, cwd=self.folder, env=self.environment
-        )
+            return self._ask(block, ["sql"], code)
+        if block.language == "python":
+            return self._run(block, ["python", "-c", code])
+        printed = ""
+        for before, words, line in commands_of(code):
+            given = self._run(block, ["bash", "-e", "-o", "pipefail", "-c", before]) if before else ""
+            printed += (
+                self._ask(block, words, given) if words else self._run(block, ["bash", "-e", "-c", line])
+            )
+        return printed
+
+    def _run(self, block: Block, command: list[str]) -> str:
+        done = subprocess.run(command, capture_output=True, text=True, cwd=self.folder, env=self.environment)
         assert done.returncode == 0, f"line {block.line}:\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
-    def _ask(self, block: Block, code: str) -> str:
-        """`headrace sql` in this process: to start it takes longer than what it is asked."""
+    def _ask(self, block: Block, words: list[str], given: str) -> str:
+        """Call `headrace` in this process: to start it takes longer than what it is asked."""
         with contextlib.chdir(self.folder):
-            done = CliRunner(env=self.environment).invoke(app, ["sql"], input=code)
+            done = CliRunner(env=self.environment).invoke(app, words, input=given)
         assert done.exit_code == 0, f"line {block.line}:\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
