@@ -18,7 +18,7 @@ from simulator.cluster_simulation import simulate_cluster
 from simulator.histories import told
 from simulator.simulation import Report
 
-SEEDS = int(os.environ.get("HEADRACE_SIM_SEEDS", "22"))
+SEEDS = int(os.environ.get("HEADRACE_SIM_SEEDS", "9"))
 PARTS = 3
 SOAK_FIRST_SEED = 3_000_000
 

@@ -18,7 +18,7 @@ from simulator.cluster_transactions import SpreadTransactions
 from simulator.histories import Outcome, told
 from simulator.replicated_simulation import ReplicatedSimulation
 
-SEEDS = int(os.environ.get("HEADRACE_SIM_SEEDS", "8"))
+SEEDS = int(os.environ.get("HEADRACE_SIM_SEEDS", "5"))
 SOAK_FIRST_SEED = 7_000_000
 OPERATIONS = 150
 

@@ -17,7 +17,7 @@ from simulator.histories import told
 from simulator.replicated_simulation import MODES, simulate_replication
 from simulator.simulation import Report
 
-SEEDS = int(os.environ.get("HEADRACE_SIM_SEEDS", "9"))
+SEEDS = int(os.environ.get("HEADRACE_SIM_SEEDS", "5"))
 FIRST_SEED = 8  # the seeds that kill the mutants of this test
 SOAK_FIRST_SEED = 4_000_000
 

@@ -19,7 +19,7 @@ import pytest
 from simulator.histories import told
 from simulator.simulation import Report, simulate
 
-SEEDS = int(os.environ.get("HEADRACE_SIM_SEEDS", "22"))
+SEEDS = int(os.environ.get("HEADRACE_SIM_SEEDS", "9"))
 PARTS = 4
 """Number of groups of seeds, which may run at the same time."""
 SOAK_FIRST_SEED = 1_000_000

@@ -23,7 +23,7 @@ from simulator.world import LinkLostError, World
 
 TOPIC = "t"
 PARTITIONS = 2
-SEEDS = range(int(os.environ.get("HEADRACE_WORLD_SEEDS", "12")))
+SEEDS = range(int(os.environ.get("HEADRACE_WORLD_SEEDS", "6")))
 RETRIABLE = {
     ErrorCode.NOT_LEADER_OR_FOLLOWER,
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,

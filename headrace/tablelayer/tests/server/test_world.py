@@ -20,7 +20,7 @@ from headrace.tablelayer.server.extension import TableExtension
 from headrace.tablelayer.tests.server.tables import Table, replay
 from simulator.world import Link, LinkLostError, World
 
-SEEDS = range(int(os.environ.get("HEADRACE_WORLD_SEEDS", "3")))
+SEEDS = range(int(os.environ.get("HEADRACE_WORLD_SEEDS", "2")))
 WRITERS = ("a", "b")
 KEYS = 3
 WRITES = 25
