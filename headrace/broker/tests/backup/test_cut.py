@@ -33,7 +33,7 @@ def _read(folder: Path) -> Cut:
 async def test_what_comes_after_the_instant_is_not_in_the_cut(tmp_path: Path) -> None:
     async with direct_broker(tmp_path) as made:
         for name in ("open", "opened"):
-            await made.create_topic(name, segment_bytes="300")
+            await made.create_topic(name, segment_bytes="600")
             await made.produce(name, [b"x" * 100])
         before = made.context.replicas.partition("open", 0).log.size_bytes
         context, attempts = made.context, 0
@@ -45,7 +45,7 @@ async def test_what_comes_after_the_instant_is_not_in_the_cut(tmp_path: Path) ->
             assert isinstance(store, EmbeddedStore)
             await store.copy(target)
             await made.create_topic(f"late{attempts}")
-            for _ in range(5):  # the segment that was written is sealed meanwhile, and others follow
+            for _ in range(5):  # the segment grows and is sealed meanwhile, and others follow
                 await made.produce("open", [b"y" * 200])
 
         backups = _backups(made, copy_store)

@@ -16,6 +16,7 @@ from headrace.broker.backup import member
 from headrace.broker.backup.cut import CUT_NAME, READ_BYTES_MAX, Backup, Backups, Cut
 from headrace.broker.backup.logs import PartitionCut, described, noted
 from headrace.broker.backup.member import Step
+from headrace.broker.cluster.journal_topic import partition_of
 from headrace.broker.log.validation import AppendOrigin
 from headrace.broker.metadata import tree
 from headrace.broker.partitions.topic import TopicImage
@@ -30,6 +31,8 @@ from headrace.broker.remote.cluster_copy import ClusterImage
 from headrace.broker.runtime.ports import CreateNode, SetNode
 from headrace.broker.stores.embedded import StoreImage
 from headrace.broker.tests.transactions.test_across_brokers import CONFIG, PLACES, leader, spread, written
+from headrace.broker.transactions.coordinator import TransactionCoordinator
+from headrace.broker.transactions.journal import TOPIC as TRANSACTION_TOPIC
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.protocol.records.encode import Record, build_batch
 from headrace.protocol.records.header import iter_headers
@@ -140,6 +143,38 @@ async def test_journals_go_on_by_themselves_and_the_cut_fails(
                 await written(client, b"next", "g", 8)
                 assert await client.end(True) is ErrorCode.NONE
             await refused(made.step(Step.OFFSETS), "not asked for in time")
+
+
+async def test_a_held_journal_has_stored_everything_before_and_stores_nothing_more(tmp_path: Path) -> None:
+    async with direct_cluster(tmp_path, 2, config=CONFIG) as cluster:
+        client = Client(await spread(cluster), "tx", TV2)  # type: ignore[arg-type]
+        assert await client.init() is ErrorCode.NONE
+        transactions: TransactionCoordinator = cluster.brokers[
+            leader(cluster, TRANSACTION_TOPIC, partition_of("tx", 3))
+        ].broker._coordinators.transactions
+        journal, batch = transactions.journal, transactions.live_batch("tx")
+        index = journal.index_of("tx")
+        assert batch is not None
+        before: list[KafkaError | None] = []
+        assert not journal.append(index, batch, before.append), "its replica has it at once"
+        rewriting = asyncio.create_task(journal._write_again(index, ["tx"]))
+        await asyncio.sleep(0)
+        later: list[KafkaError | None] = []
+        assert not journal.append(index, batch, later.append), "it waits for the rewriting"
+        await journal.hold()
+        assert before == [None]
+        await rewriting
+        assert not journal.append(index, batch, later.append), "it waits for the end of the hold"
+        partition = journal.partitions[index]
+        await asyncio.sleep(0.1)
+        assert later == []
+        end_offset = partition.log.log_end_offset
+        journal.release()
+        async with asyncio.timeout(60):
+            while len(later) < 2:  # noqa: ASYNC110 - the replica's fetches
+                await asyncio.sleep(0.01)
+        assert later == [None, None]
+        assert partition.log.log_end_offset == end_offset + 2
 
 
 async def test_a_hold_that_takes_too_long_is_given_up(

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.backup.cut import CUT_NAME
+from headrace.broker.backup.cut import CUT_NAME, BesideFile, Cut
 from headrace.broker.extension import Extension
 from headrace.broker.log.disk import SystemDisk
 from headrace.broker.tests.transactions.test_across_brokers import PLACES, add_offsets, leader
 from headrace.protocol.errors import ErrorCode
 from headrace.protocol.messages.find_coordinator import FindCoordinatorRequest
+from headrace.tablelayer.cli.backup_parts import _once
 from headrace.tablelayer.client import OutgoingRecord, connect
 from headrace.tablelayer.server.extension import TableExtension
 from headrace.tablelayer.tests.cli.test_backup import Writing, records_of, replayed, rows_of, run
@@ -202,3 +203,14 @@ async def test_a_cluster_that_cannot_be_backed_up_says_why(
         await cluster.start(2)
         await cluster.agreed(lambda broker: leader(cluster, "t", lost) == 2)
         await asyncio.to_thread(run, "backup", target, address=address_of(cluster))
+
+
+def test_staged_rows_that_several_brokers_keep_are_stored_once() -> None:
+    def cut(**sizes: int) -> Cut:
+        return Cut("", 0, [], [BesideFile(name, name, size) for name, size in sizes.items()])
+
+    once = _once({1: cut(a=1, b=5), 2: cut(a=2, b=5, c=0)})
+    assert {node: [each.path for each in found.beside] for node, found in once.items()} == {
+        1: [],
+        2: ["a", "b", "c"],
+    }
