@@ -303,7 +303,8 @@ class Session:
 
     def _explain(self, statement: Explain) -> Answer:
         found = self._plan(statement.select)
-        rows = [(step.reads, step.way, step.columns, step.filter) for step in found.steps]
+        steps = [shown for step in found.steps for shown in step.shown()]
+        rows = [(step.reads, step.way, step.columns, step.filter) for step in steps]
         if found.in_duckdb:
             rows.append(("", "DuckDB", "", ""))
         if statement.runs:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -25,6 +26,8 @@ from headrace.tablelayer.model.ddl import Select
 from headrace.tablelayer.model.ddl.query import Bounds, ReadOptions
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.filters.conditions import DUCKDB, Predicate, arrow_expression, push_down
+from headrace.tablelayer.model.table.definition import StoredTable
+from headrace.tablelayer.model.table.partitions import spec_texts
 from headrace.tablelayer.model.types.column_types import TypeKind
 from headrace.tablelayer.sql.catalog import INFORMATION_SCHEMA, information
 from headrace.tablelayer.sql.changes import CHANGES_ADDED, as_changes, changes_schema, start_of
@@ -50,12 +53,20 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One table's part in a plan: how it is read, which columns, and by which filter on the server."""
+    """One table's part in a plan: how it is read, which columns, and by which filter on the server.
+
+    `halves` pins a read of lake and log and describes its two halves.
+    """
 
     reads: str
     way: str
     columns: str = ""
     filter: str = ""
+    halves: Callable[[], Sequence[Step]] | None = field(default=None, compare=False)
+
+    def shown(self) -> Sequence[Step]:
+        """Return the steps that EXPLAIN shows."""
+        return (self,) if self.halves is None else self.halves()
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +236,12 @@ def _of_table(
 
         return Source(step, table.arrow_schema, lambda: _as_of(moment, between))
     step = Step(path, way, shown, shown_filter(pushed))
+    if way != "scan":
+        keys = table.definition.partition_keys if select.is_simple else ()
+        equal = {key: select.equals[key] for key in keys if key in select.equals}
+        step = replace(
+            step, halves=partial(_halves, connection, step, table.definition, columns, pushed, equal)
+        )
 
     def whole() -> pa.Table:
         return _as_of(moment, lambda: table.to_arrow(columns, filter=pushed, as_of=moment))
@@ -237,6 +254,28 @@ def _of_table(
         return schema, (pa.RecordBatch.from_arrays(piece.columns, schema=schema) for piece in pieces)
 
     return Source(step, table.arrow_schema, whole, batches if moment is None else None)
+
+
+def _halves(
+    connection: Connection,
+    step: Step,
+    definition: StoredTable,
+    columns: Sequence[str] | None,
+    pushed: Predicate | None,
+    equal: Mapping[str, Any],
+) -> tuple[Step, Step]:
+    """Return the lake's and the log's half of a read. Raises SqlError."""
+    with contextlib.suppress(TableError):  # a literal of another type: DuckDB compares as SQL does
+        equal = spec_texts(definition, equal)
+    scan = _of_lake(lambda scans: scans.union_scan(connection, step.reads, columns, pushed, only=equal))
+    pieces = scan.pieces()
+    size = sum(each.size_bytes for each in pieces)
+    starts = scan.log_starts
+    count = sum(
+        end - starts[part][bucket] for part, ends in scan.log_ends.items() for bucket, end in ends.items()
+    )
+    lake = f"lake: snapshot {scan.snapshot}, {len(pieces)} files, {size:,} bytes"
+    return replace(step, way=lake, halves=None), replace(step, way=f"log: {count:,} offsets", halves=None)
 
 
 def _as_of(moment: Any, read: Callable[[], pa.Table]) -> pa.Table:

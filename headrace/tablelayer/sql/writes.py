@@ -1,9 +1,9 @@
 """Statements that change rows: the client's calls that they make, and the number of rows.
 
-INSERT upserts or appends. UPDATE and DELETE with the whole primary key are a lookup (does the row exist?) and one
-write. All others find their rows by a query and write them by key. An UPDATE writes only the columns that it sets, in
-existing rows, so that it does not undo simultaneous writes of other clients. Rows of a query are written as they
-arrive. If a row does not fit, the rows before it are written, and the error says how many.
+INSERT upserts or appends; INSERT OVERWRITE is in `overwrite`. UPDATE and DELETE with the whole primary key are a lookup
+(does the row exist?) and one write. All others find their rows by a query and write them by key. An UPDATE writes only
+the columns that it sets, in existing rows, so that it does not undo simultaneous writes of other clients. Rows of a
+query are written as they arrive. If a row does not fit, the rows before it are written, and the error says how many.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from headrace.tablelayer.sql.answer import Answer
 from headrace.tablelayer.sql.assign import Assignment
 from headrace.tablelayer.sql.duck import connect, in_arrow
 from headrace.tablelayer.sql.errors import SqlError
+from headrace.tablelayer.sql.overwrite import Overwrite
 from headrace.tablelayer.sql.types import quoted
 
 _ROWS_AT_ONCE = 200_000
@@ -63,7 +64,7 @@ class Writes:
 
     def insert(self, statement: Insert) -> int:
         table = self._connection.table(statement.path)
-        names = _names(table, statement.columns)
+        names = _names(table, statement.columns, statement.replaced)
         for values in statement.rows:
             if len(values) != len(names):
                 raise TableError(
@@ -89,6 +90,8 @@ class Writes:
             }
             for values in statement.rows
         ]
+        if statement.replaced is not None:
+            return Overwrite(table, statement.replaced).by([rows])
         try:
             self.rows(table, rows, names, named=statement.columns is not None)
         except stopping.Stopped as error:
@@ -133,7 +136,10 @@ class Writes:
     def insert_select(self, statement: InsertSelect) -> int:
         """Write the rows of a query. If it reads the table itself, all rows are read before the first is written."""
         table = self._connection.table(statement.path)
-        names = _names(table, statement.columns)
+        names = _names(table, statement.columns, statement.replaced)
+        if statement.replaced is not None:
+            overwrite = Overwrite(table, statement.replaced)
+            return self._assigned(table, self._query(statement.select), names, overwrite.by)
         answer = self._query(statement.select)
         if any(str(statement.path) in name for name in statement.select.tables):
             _ = answer.rows
@@ -141,6 +147,16 @@ class Writes:
 
     def answered(self, table: Table, answer: Answer, names: Sequence[str], *, named: bool = False) -> int:
         """Write an answer's rows into these columns, in order, and return their number. `named` as in `rows`."""
+
+        def write(pieces: Iterator[pa.Table]) -> int:
+            return self._each_written(pieces, lambda rows: self.rows(table, rows, names, named=named))
+
+        return self._assigned(table, answer, names, write)
+
+    def _assigned(
+        self, table: Table, answer: Answer, names: Sequence[str], write: Callable[[Iterator[pa.Table]], int]
+    ) -> int:
+        """Call `write` with an answer's rows in the types of these columns, in pieces."""
         columns = table.definition.schema.select(list(names))
         assert answer.schema is not None
         if len(answer.schema) != len(names):
@@ -149,9 +165,7 @@ class Writes:
                 f"{table.path}: the query gives {len(answer.schema)} columns for {len(names)} ({', '.join(names)})",
             )
         with Assignment(columns, str(table.path)) as assignment:
-            return self._each_written(
-                map(assignment.rows, _pieces(answer)), lambda rows: self.rows(table, rows, names, named=named)
-            )
+            return write(map(assignment.rows, _pieces(answer)))
 
     def _each_written(self, pieces: Iterator[pa.Table], write: Callable[[pa.Table], Any]) -> int:
         """Write each piece while the next one is made; return the number of rows. An error has a note with it.
@@ -366,10 +380,19 @@ def _outcome(write: Future[Any], giving_up: stopping.Stop) -> bool | None:
         return None
 
 
-def _names(table: Table, columns: Sequence[str] | None) -> list[str]:
-    schema = table.definition.schema
-    names = list(columns) if columns is not None else schema.names
-    schema.select(names)
+def _names(
+    table: Table, columns: Sequence[str] | None, replaced: Mapping[str, Any] | None = None
+) -> list[str]:
+    """Return the columns that a statement writes, without those that `replaced` gives."""
+    schema, given = table.definition.schema, replaced or {}
+    names = list(columns) if columns is not None else [each for each in schema.names if each not in given]
+    schema.select([*names, *given])
+    twice = sorted({*names} & {*given})
+    if twice:
+        raise TableError(
+            TableErrorCode.INVALID_STATEMENT,
+            f"{table.path}: column '{twice[0]}' has the value of PARTITION; leave it out of the columns",
+        )
     return names
 
 

@@ -58,15 +58,15 @@ class RowsReader:
     def insert(self) -> Insert | InsertSelect:
         stream = self.stream
         stream.expect("INSERT")
-        if stream.at("OVERWRITE"):
-            raise stream.error(
-                "INSERT OVERWRITE is not in this release: rows are replaced one after the other, by TRUNCATE TABLE t"
-                " and INSERT INTO t, or by ALTER TABLE t DROP PARTITION and INSERT INTO t for a partition",
-                stream.token,
-            )
-        stream.expect("INTO")
+        replaced: dict[str, Value] | None = None
+        if stream.accept("OVERWRITE"):
+            replaced = {}
+        else:
+            stream.expect("INTO")
         stream.accept("TABLE")
         path = self.reader.table_path()
+        if replaced is not None and stream.at("PARTITION"):
+            replaced = self.reader.partition_spec()
         columns: tuple[str, ...] | None = None
         if stream.is_kind(TokenType.L_PAREN) and not self.reader.at_query(1):
             stream.position += 1
@@ -74,7 +74,7 @@ class RowsReader:
         self.reader.refuse("PARTITION", what="INSERT INTO ...")
         if not stream.accept("VALUES"):
             if self.reader.at_query():
-                return InsertSelect(path, columns, self.reader.query())
+                return InsertSelect(path, columns, self.reader.query(), replaced)
             raise stream.expected("VALUES or a query")
         rows: list[tuple[Value | Expression | Default, ...]] = []
         while True:
@@ -88,7 +88,7 @@ class RowsReader:
                 raise stream.error(f"this row has {len(row)} values, but {wanted} are needed", token)
             rows.append(tuple(row))
             if not stream.accept_kind(TokenType.COMMA):
-                return Insert(path, columns, tuple(rows))
+                return Insert(path, columns, tuple(rows), replaced)
 
     def update(self) -> Update:
         stream = self.stream

@@ -198,19 +198,28 @@ class Default(msgspec.Struct, frozen=True):
 
 
 class Insert(msgspec.Struct, frozen=True):
-    """`columns` None: all columns of the table, in order. Each row has one value per column."""
+    """`columns` None: all columns of the table, in order. Each row has one value per column.
+
+    `replaced`: the rows replace those of the partitions with these values ({}: all rows of the table). They do not have
+    these columns.
+    """
 
     path: TablePath
     columns: tuple[str, ...] | None
     rows: tuple[tuple[Value | Expression | Default, ...], ...]
+    replaced: Mapping[str, Value] | None = None
 
 
 class InsertSelect(msgspec.Struct, frozen=True):
-    """Insert the rows of a query into `columns` (None: all of the table), matched by position."""
+    """Insert the rows of a query into `columns` (None: all of the table), matched by position.
+
+    `replaced` as in `Insert`.
+    """
 
     path: TablePath
     columns: tuple[str, ...] | None
     select: Select
+    replaced: Mapping[str, Value] | None = None
 
 
 class CreateTableAs(msgspec.Struct, frozen=True):

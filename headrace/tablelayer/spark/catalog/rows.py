@@ -6,7 +6,7 @@ Each function answers one request of `helper`. Data for the tasks is passed thro
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -57,7 +57,20 @@ def plan(request: Request) -> dict[str, Any]:
         rows = _rows(reader, splits)
         widths = reader.read_plan.arrow_schema()
         answer |= {"rows": rows, "bytes": rows * sum(_width(field.type) for field in widths)}
+        answer["halves"] = _halves(splits)
     return answer
+
+
+def _halves(splits: Sequence[Any]) -> str | None:
+    """Return a description of the halves of a read of lake and log; None if it reads the server alone."""
+    parts = [each for each in splits if not isinstance(each, SplitPartition)]
+    if not parts:
+        return None
+    files = sum(len(each.pieces or ()) for each in parts)
+    log = [each.split for each in splits if isinstance(each, SplitPartition)]
+    offsets = sum(each.end_offset - each.start_offset for each in log)
+    changed = "changed rows" if any(each.pieces is None for each in parts) else f"{offsets} offsets"
+    return f"lake {files} files of snapshot {parts[0].pinned.state.head}, log {changed}"
 
 
 def _as_of(request: Request, given: dict[str, str]) -> dict[str, str]:

@@ -29,8 +29,8 @@ from headrace.tablelayer.client.security.settings import ConnectionSettings
 from headrace.tablelayer.client.table.staging import Receipt
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.filters.conditions import Predicate
-from headrace.tablelayer.model.options.table_options import DeleteBehavior
 from headrace.tablelayer.model.table.definition import StoredTable
+from headrace.tablelayer.model.table.replacing import must_be_replaceable
 from headrace.tablelayer.spark.batch import HeadraceReader
 from headrace.tablelayer.spark.catalog.requests import (
     Request,
@@ -350,20 +350,6 @@ def _is_empty_log(options: WriteOptions, definition: StoredTable) -> bool:
         return False
     table = open_table(options.bootstrap, definition)
     return not any(any(offsets.values()) for offsets in table.partition_offsets("latest").values())
-
-
-def must_be_replaceable(definition: StoredTable) -> None:
-    """Raise TableError(INVALID_STATEMENT) for a table whose rows cannot be replaced."""
-    path, settings = definition.path, definition.settings
-    if not definition.is_primary_key_table:
-        what = "is a log table, whose rows cannot be replaced: INSERT INTO adds rows, TRUNCATE drops all"
-    elif settings.merge_engine is not None:
-        what = f"has the merge engine '{settings.merge_engine}', which decides how a row changes: use INSERT INTO"
-    elif settings.delete_behavior is not DeleteBehavior.ALLOW:
-        what = f"does not allow deletes ('table.delete.behavior' = '{settings.delete_behavior}'): use INSERT INTO"
-    else:
-        return
-    raise TableError(TableErrorCode.INVALID_STATEMENT, f"{path} cannot be overwritten: it {what}")
 
 
 def write(request: Request, stream: BinaryIO) -> str:

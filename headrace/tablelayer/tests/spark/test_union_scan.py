@@ -19,6 +19,7 @@ from headrace.tablelayer.client import Connection
 from headrace.tablelayer.client.table.united import United
 from headrace.tablelayer.lake import union_scan as module
 from headrace.tablelayer.lake.adapter import LakeError, LakeState
+from headrace.tablelayer.lake.reader import Piece
 from headrace.tablelayer.lake.union_scan import union_scan
 from headrace.tablelayer.model.schema.schema import Column
 from headrace.tablelayer.model.types.column_types import BIGINT, INT, STRING
@@ -63,6 +64,9 @@ class LakeOfTheLog:
 
     def state(self, known: int | None) -> LakeState:
         return LakeState(1, 1, self.offsets) if self.offsets else LakeState()
+
+    def pieces(self, snapshot: int, predicate: Any) -> list[Piece]:
+        return [Piece("rows", len(self.rows), 1)]
 
     def read(
         self, snapshot: int, columns: Sequence[Column], wanted: Any, predicate: Any
@@ -167,6 +171,10 @@ def test_sql_finds_in_the_lake_what_has_left_the_log(client: Connection) -> None
             assert answer(f"SELECT count(*), sum(n) FROM {name}") == [(15, sum(range(15)))]
             assert answer(f"SELECT count(*) FROM {name}") == [(15,)]
             assert answer(f"SELECT count(*) FROM {name} WHERE n >= 8 AND name IS NOT NULL") == [(6,)]
+            halves = answer(f"EXPLAIN SELECT id FROM {name} WHERE n > 3")
+            assert [each[1].split(":")[0] for each in halves] == ["lake", "log", "DuckDB"]
+            assert halves[0][1] == "lake: snapshot 1, 1 files, 1 bytes"
+            assert halves[1] == (path, "log: 5 offsets", "id, n", "n > 3")
             assert answer(f"SELECT a.id FROM {name} a JOIN {name} b ON a.id = b.id + 12 ORDER BY 1") == [
                 (12,),
                 (13,),

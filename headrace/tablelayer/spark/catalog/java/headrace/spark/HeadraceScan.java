@@ -46,8 +46,8 @@ final class HeadraceScan implements SupportsReportStatistics, Batch {
     }
 
     @Override
-    public String description() {
-        return description;
+    public synchronized String description() {
+        return plan != null && plan.hasNonNull("halves") ? description + ", " + plan.get("halves").asText() : description;
     }
 
     @Override
