@@ -56,7 +56,7 @@ class Overwrite:
             with stopping.running(None):
                 self._table.abort_staged(self._writer, 0, receipts)
             raise
-        return fresh.num_rows
+        return int(fresh.num_rows)
 
     def _stage(self, pieces: Iterable[Data], receipts: list[Receipt]) -> pa.Table:
         """Stage the new rows and return their keys."""

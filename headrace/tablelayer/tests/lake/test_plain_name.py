@@ -12,6 +12,7 @@ import json
 import os
 import pickle
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -674,6 +675,10 @@ def test_spark_has_all_rows_by_catalog_and_by_format(
             (len(every), sum(row[1] is not None for row in every), every[-1][0])
         ]
         assert len(rows("SELECT id FROM {t} LIMIT 4")) == 4
+        ((shown,),) = rows("EXPLAIN SELECT id FROM {t}")
+        assert re.search(
+            rf"lake \d+ files of snapshot \d+, log {'changed rows' if keyed else '7 offsets'}", shown
+        )
     finally:
         activate(spark)
     assert sorted(tuple(row) for row in load(spark, server.address, world.path).collect()) == every
