@@ -36,11 +36,11 @@ from headrace.broker.configs.config_key import ConfigError
 from headrace.broker.configs.listeners import Listener
 from headrace.broker.context import BrokerContext
 from headrace.broker.extension import Extension
-from headrace.broker.log.disk import SystemDisk
 from headrace.broker.metrics.model import Metrics
 from headrace.broker.net.sockets import SystemSockets
 from headrace.broker.runtime.background import BackgroundTasks
 from headrace.broker.runtime.compiler_memory import INTERVAL_SECONDS, CompilerMemory
+from headrace.broker.runtime.disk import SystemDisk
 from headrace.broker.runtime.ports import STORE_LOST, SystemClock, SystemEntropy, SystemThreads
 
 if TYPE_CHECKING:
@@ -190,11 +190,6 @@ class Broker:
     def is_loaded(self) -> bool:
         """Return whether the logs of this broker have been loaded."""
         return self._storage is not None and self._storage.loaded is not None
-
-    @property
-    def has_certificates(self) -> bool:
-        """Return whether a listener has TLS."""
-        return self._listeners is not None and self._listeners.certificates is not None
 
     async def reload_certificates(self) -> None:
         """Read changed files of certificates now, instead of at the next check."""

@@ -1,4 +1,4 @@
-"""The wait of a fetch: which of its partitions have changed since it read them."""
+"""The wait of a fetch for changes of its partitions."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class FetchWatch:
 
     def __init__(self, changes: PartitionChanges) -> None:
         self._changes = changes
-        self._seen = -1  # how many changes there had been when all was read last
-        self._places: dict[Partition, list[int]] = {}  # where to look when a partition moves
-        self._moved: set[Partition] | None = None  # which to read again; None: all
+        self._seen = -1  # the number of changes before the last read of all partitions
+        self._places: dict[Partition, list[int]] = {}  # the indexes of the entries of a partition
+        self._moved: set[Partition] | None = None  # the partitions to read again; None: all
         self._callbacks: list[tuple[Partition, Callable[[], None]]] = []
         self._wakeup = Wakeup()
 

@@ -108,7 +108,7 @@ class LogFlushing:
         except KafkaError as error:
             if partition.is_open:  # it has reported that it still waits
                 self._failed.add(partition)
-            if not partition.closed and not is_passing(error):  # which was reported
+            if not partition.closed and not is_passing(error):  # a passing error was reported
                 logger.error("%r: %s", partition, error)
         except Exception as error:  # noqa: BLE001 - of one partition: told
             self._background.failed(f"flush of {partition!r}", error)

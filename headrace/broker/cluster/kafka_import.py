@@ -24,7 +24,6 @@ import numpy as np
 from headrace.broker.cluster.cleaner import decode_checkpoint
 from headrace.broker.configs.config_key import ConfigError
 from headrace.broker.log.checkpoint import Checkpoint, write_checkpoint
-from headrace.broker.log.disk import SystemDisk
 from headrace.broker.log.epochs import FILE_NAME as EPOCHS_NAME
 from headrace.broker.log.producer_state import SNAPSHOT_SUFFIX
 from headrace.broker.log.scan import WalkEnd, walk
@@ -35,6 +34,7 @@ from headrace.broker.metadata.topic_names import check_topic_name
 from headrace.broker.metadata.tree import creation, topic_path
 from headrace.broker.partitions.data_dir import PARTITION_METADATA, DataDirectory, read_topic_id
 from headrace.broker.partitions.topic import TopicImage
+from headrace.broker.runtime.disk import SystemDisk
 from headrace.broker.runtime.ports import Entropy, SystemClock
 from headrace.broker.stores.embedded import EmbeddedStore
 

@@ -62,7 +62,7 @@ class Retention:
                 except (KafkaError, OSError) as error:
                     if is_disk_full(error):
                         self._deleted_files.hurry()
-                    if not is_passing(error):  # which was reported
+                    if not is_passing(error):  # a passing error was reported
                         logger.error("retention of %r failed: %s", partition, error)
                     continue
                 except Exception as error:  # noqa: BLE001 - of one partition: told

@@ -50,7 +50,7 @@ class LogHealth:
             self.is_usable = False
             self.is_interrupted = disk_errors.is_passing(interrupted_by)
             if self.is_interrupted:
-                return  # which the error that is raised tells
+                return  # the raised error says so
             logger.error("partition %s is offline: %s", self._name, why)
 
     def close(self) -> None:

@@ -36,7 +36,6 @@ import msgspec
 from headrace.broker.log import recovery, time_lookup
 from headrace.broker.log.config import LogConfig
 from headrace.broker.log.copying import Copy, check_copies
-from headrace.broker.log.disk import SystemDisk
 from headrace.broker.log.durability import Durability
 from headrace.broker.log.errors import CleaningAbandoned, HalfWrittenError, InRemoteStorage
 from headrace.broker.log.folder import LogFolder
@@ -52,6 +51,7 @@ from headrace.broker.log.stamp import stamp, stamp_with_time
 from headrace.broker.log.time_lookup import Opened
 from headrace.broker.log.transaction_index import AbortedTransaction
 from headrace.broker.log.validation import AppendOrigin, validate_batch
+from headrace.broker.runtime.disk import SystemDisk
 from headrace.broker.runtime.ports import Clock, Disk
 from headrace.protocol.errors import DecodeError, ErrorCode, KafkaError
 from headrace.protocol.records.check import Effort

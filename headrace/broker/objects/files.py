@@ -22,7 +22,7 @@ from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
-from headrace.broker.log.disk import SystemDisk
+from headrace.broker.runtime.disk import SystemDisk
 from headrace.broker.runtime.ports import Disk, DiskFile, Entropy, SystemEntropy
 from headrace.protocol.one_line import one_line
 

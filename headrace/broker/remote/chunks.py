@@ -115,7 +115,7 @@ class Chunks:
             data = self._read_range(name, position, size)
             if len(data) != size:
                 raise OSError(f"{name}: {len(data)} bytes came instead of {size}")
-        except BaseException as failure:  # noqa: BLE001 - who waits is told
+        except BaseException as failure:  # noqa: BLE001 - reported to the reads that wait
             error = failure
         with self._lock:
             self.requests += 1

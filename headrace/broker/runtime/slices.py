@@ -160,7 +160,7 @@ class Slices:
                         break
             except StopIteration as end:
                 future.set_result(end.value)
-            except Exception as error:  # noqa: BLE001 - told to whoever waits
+            except Exception as error:  # noqa: BLE001 - reported to the caller that waits
                 future.set_exception(error)
             if usage is not None:
                 usage.add(clock() - began)

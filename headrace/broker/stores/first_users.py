@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from headrace.broker.log.disk import SystemDisk
 from headrace.broker.partitions.data_dir import DataDirectory
+from headrace.broker.runtime.disk import SystemDisk
 from headrace.broker.runtime.ports import Entropy, SystemClock, SystemEntropy
 from headrace.broker.security.sasl.scram import ScramMechanism, credential_of, salt_text, salted_password
 from headrace.broker.security.sasl.users import Change, ScramUsers

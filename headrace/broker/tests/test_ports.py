@@ -17,7 +17,7 @@ ROOMS = [ROOT / "protocol", ROOT / "broker"]
 
 PORTS = {
     "broker/runtime/ports.py": "the system's clock, chance and threads",
-    "broker/log/disk.py": "the system's disk",
+    "broker/runtime/disk.py": "the system's disk",
     "broker/net/sockets.py": "the system's sockets",
     "broker/net/poller.py": "which of them are ready",
     "broker/stores/zookeeper": "a client of ZooKeeper, which has sockets and threads of its own",

@@ -9,7 +9,7 @@ import typer
 
 from headrace.broker.cluster.adoption import Adopted, adopt
 from headrace.broker.configs.broker_config import STATIC_SOURCE, BrokerConfig
-from headrace.broker.log.disk import SystemDisk
+from headrace.broker.runtime.disk import SystemDisk
 from headrace.broker.runtime.ports import STORE_LOST, StoreError, SystemClock, SystemEntropy
 from headrace.broker.stores.configured import configured_store
 from headrace.tablelayer.cli.errors import CommandError

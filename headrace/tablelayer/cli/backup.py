@@ -31,8 +31,8 @@ from headrace.broker.backup.archive import (
     read_manifest,
     restore,
 )
-from headrace.broker.log.disk import SystemDisk
 from headrace.broker.objects.files import RemoteFiles, open_files
+from headrace.broker.runtime.disk import SystemDisk
 from headrace.broker.runtime.ports import SystemThreads
 from headrace.tablelayer.cli.backup_parts import CutAgainError, begun_backup
 from headrace.tablelayer.cli.connect import open_connection

@@ -215,8 +215,8 @@ def data_directory(path: Path, running: Running | None = None) -> Iterator[Findi
         yield Finding(name, Verdict.PROBLEM, f"{there} cannot be written", f"chmod u+rwx {there}")
     elif path.exists():
         yield Finding(name, Verdict.OK, f"{path} belongs to {_user(owner)}")
-    from headrace.broker.log.disk import SystemDisk
     from headrace.broker.partitions.data_dir import holder
+    from headrace.broker.runtime.disk import SystemDisk
 
     user_of_it = holder(SystemDisk(), path)
     ours = {str(number): server for number, server in (running.processes if running else {}).items()}

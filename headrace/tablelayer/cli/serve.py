@@ -27,10 +27,10 @@ import typer
 from headrace.broker.configs.broker_config import BrokerConfig
 from headrace.broker.configs.config_key import ConfigError
 from headrace.broker.configs.listeners import parse_listener
-from headrace.broker.log.disk import SystemDisk
 from headrace.broker.metrics.health import Health, Stage
 from headrace.broker.net.poller import run_server
 from headrace.broker.partitions.data_dir import read_properties
+from headrace.broker.runtime.disk import SystemDisk
 from headrace.broker.runtime.malloc import keep_freed_memory
 from headrace.broker.runtime.ports import SystemClock
 from headrace.broker.server import Broker

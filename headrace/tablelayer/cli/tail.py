@@ -194,7 +194,7 @@ def _followed(
     at = dict(start)
     if not at:
         raise CommandError(f"no partition of {topic} has a leader now")
-    if wanted.place is None and wanted.is_search:  # what comes, and no search of what is there
+    if wanted.place is None and wanted.is_search:  # new records only: no search of existing ones
         at = {p: each.end for p, each in ranges.items()}
     while True:
         records, after = connection.kafka.read(topic, at, max_wait_ms=_WAIT_MS)

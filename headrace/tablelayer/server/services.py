@@ -13,11 +13,11 @@ from uuid import UUID
 import msgspec
 
 from headrace.broker.configs.config_key import ConfigError, ConfigKey, ConfigType, at_least
-from headrace.broker.log.disk import SystemDisk
 from headrace.broker.log.region import RemoteRegion
 from headrace.broker.objects.files import RemoteFiles
 from headrace.broker.objects.files import open_files as open_remote
 from headrace.broker.runtime import open_files
+from headrace.broker.runtime.disk import SystemDisk
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.options.option_types import parse_duration_ms
 from headrace.tablelayer.model.table.definition import PARTITION_OF_CONFIG

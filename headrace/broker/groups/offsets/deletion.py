@@ -31,6 +31,7 @@ from headrace.protocol.errors import ErrorCode
 
 
 def delete_offsets(step: Step, event: DeleteOffsets) -> None:
+    """Delete committed offsets on request, except those of topics that members subscribe to."""
     group = step.group
     if group.phase is Phase.DEAD:
         step.reply(event.token, OffsetsResult(ErrorCode.GROUP_ID_NOT_FOUND, {}))
@@ -40,20 +41,21 @@ def delete_offsets(step: Step, event: DeleteOffsets) -> None:
         return
     in_use = {topic for topic, _ in event.partitions if not group.is_empty and group.is_subscribed_to(topic)}
     errors = {key: ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC for key in event.partitions if key[0] in in_use}
-    doomed = tuple(
+    deleted = tuple(
         (topic, partition)
         for topic, partition in event.partitions
         if topic not in in_use
         and (partition in group.offsets.get(topic, {}) or (topic, partition) in event.in_transactions)
     )
-    if not doomed:
+    if not deleted:
         step.reply(event.token, OffsetsResult(ErrorCode.NONE, errors))
         return
-    records = tuple(DropOffset(group.group_id, topic, partition) for topic, partition in doomed)
-    step.append(records, PendingOffsetDeletion(event.token, doomed, errors))
+    records = tuple(DropOffset(group.group_id, topic, partition) for topic, partition in deleted)
+    step.append(records, PendingOffsetDeletion(event.token, deleted, errors))
 
 
 def offsets_deleted(step: Step, pending: PendingOffsetDeletion, error: ErrorCode) -> None:
+    """Forget the offsets whose tombstones are stored, and answer."""
     if error is ErrorCode.NONE:
         for topic, partition in pending.partitions:
             step.group.drop_offset(topic, partition)
@@ -62,13 +64,15 @@ def offsets_deleted(step: Step, pending: PendingOffsetDeletion, error: ErrorCode
 
 
 def forget_topic(step: Step, event: ForgetTopic) -> None:
+    """Delete the offsets of a deleted topic."""
     committed = {(event.topic, partition) for partition in step.group.offsets.get(event.topic, {})}
     pending = {key for key in event.in_transactions if key[0] == event.topic}
-    if doomed := tuple(sorted(committed | pending)):
-        drop_offsets(step, doomed)
+    if deleted := tuple(sorted(committed | pending)):
+        drop_offsets(step, deleted)
 
 
 def delete_group(step: Step, event: DeleteGroup) -> None:
+    """Delete a group on request, if it has no members."""
     group = step.group
     if not group.is_empty:
         error = ErrorCode.GROUP_ID_NOT_FOUND if group.phase is Phase.DEAD else ErrorCode.NON_EMPTY_GROUP
@@ -78,6 +82,7 @@ def delete_group(step: Step, event: DeleteGroup) -> None:
 
 
 def group_deleted(step: Step, pending: PendingGroupDeletion, error: ErrorCode) -> None:
+    """Forget a group whose tombstones are stored, and answer."""
     group = step.group
     if group.consumer is not None:
         group.appending = False
@@ -94,6 +99,7 @@ def group_deleted(step: Step, pending: PendingGroupDeletion, error: ErrorCode) -
 def drop_group(
     step: Step, token: int | None, in_transactions: frozenset[tuple[str, int]] = frozenset()
 ) -> None:
+    """Store the tombstones of a group and of its offsets; without any, the group is forgotten at once."""
     group = step.group
     committed = {(topic, index) for topic, partitions in group.offsets.items() for index in partitions}
     records: list[JournalRecord] = [
@@ -111,6 +117,7 @@ def drop_group(
         group_deleted(step, pending, ErrorCode.NONE)
 
 
-def drop_offsets(step: Step, doomed: tuple[tuple[str, int], ...]) -> None:
-    records = tuple(DropOffset(step.group.group_id, topic, partition) for topic, partition in doomed)
-    step.append(records, PendingOffsetDeletion(None, doomed, {}))
+def drop_offsets(step: Step, deleted: tuple[tuple[str, int], ...]) -> None:
+    """Store tombstones of offsets; no request waits for them."""
+    records = tuple(DropOffset(step.group.group_id, topic, partition) for topic, partition in deleted)
+    step.append(records, PendingOffsetDeletion(None, deleted, {}))

@@ -70,11 +70,6 @@ class Authentication:
         self._exchange: Exchange | None = None
         self._began_again: float | None = None
 
-    @property
-    def is_under_way(self) -> bool:
-        """Whether a handshake was answered and the exchange is not over."""
-        return self.state in (State.FRAMED, State.RAW)
-
     def may_begin(self, now: float) -> bool:
         """Return whether a handshake may begin an authentication now. `now` is in seconds, as all times of sessions."""
         if self.state is State.START:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from headrace.broker.backup.archive import Manifest, Part, choose, make_backup, read_manifest, restore
 from headrace.broker.backup.cut import BesideFile, Cut
-from headrace.broker.log.disk import SystemDisk
 from headrace.broker.objects.files import LocalFiles
+from headrace.broker.runtime.disk import SystemDisk
 
 
 class Given:

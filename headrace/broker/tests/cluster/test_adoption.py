@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from headrace.broker.cluster.adoption import NODE_BYTES_MAX, Adopted, adopt
 from headrace.broker.cluster.replica_changes import Reassignment
 from headrace.broker.configs.config_key import ConfigError
-from headrace.broker.log.disk import SystemDisk
 from headrace.broker.metadata import tree
 from headrace.broker.partitions.data_dir import FROM_REMOTE_STORAGE, read_properties
+from headrace.broker.runtime.disk import SystemDisk
 from headrace.broker.runtime.ports import (
     CoordinationStore,
     CreateNode,

@@ -15,8 +15,8 @@ import pytest
 from obstore.store import MemoryStore
 from pyarrow.fs import _MockFileSystem
 
-from headrace.broker.log.disk import SystemDisk
 from headrace.broker.objects.files import ArrowFiles, LocalFiles, ObjectFiles, RemoteFiles, open_files
+from headrace.broker.runtime.disk import SystemDisk
 from simulator.fsyncs import recorded_fsyncs
 
 

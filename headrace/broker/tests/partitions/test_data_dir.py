@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from headrace.broker.configs.config_key import ConfigError
-from headrace.broker.log.disk import SystemDisk
 from headrace.broker.partitions.data_dir import DataDirectory, lock_directory
 from headrace.broker.partitions.topic import TopicImage
+from headrace.broker.runtime.disk import SystemDisk
 from headrace.broker.runtime.ports import DiskLock, SystemClock
 from simulator.disk import SimulatedDisk, Tear
 from simulator.fsyncs import recorded_fsyncs

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from headrace.broker.log.checkpoint import CLEAN_NAME
-from headrace.broker.log.disk import SystemDisk
 from headrace.broker.partitions.deleted_files import DeletedFiles
+from headrace.broker.runtime.disk import SystemDisk
 from headrace.broker.runtime.ports import SystemClock
 from headrace.protocol.messages.delete_records import (
     DeleteRecordsPartition,

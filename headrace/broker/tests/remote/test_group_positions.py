@@ -22,12 +22,12 @@ from headrace.broker.groups.model.records import (
     StoredGroup,
 )
 from headrace.broker.groups.offsets.positions import GroupPositions, at
-from headrace.broker.log.disk import SystemDisk
 from headrace.broker.objects.files import LocalFiles
 from headrace.broker.partitions.data_dir import POSITIONS_PENDING
 from headrace.broker.partitions.partition import Partition
 from headrace.broker.remote import bootstrap, cluster_copy, group_positions
 from headrace.broker.remote.entering import Clamped, Entered, fitted
+from headrace.broker.runtime.disk import SystemDisk
 from headrace.broker.tests.groups.test_coordinator import commit_request, join_request, sync_request
 from headrace.broker.tests.remote.test_remote_log import (
     TOPIC,

@@ -12,7 +12,6 @@ import pytest
 from headrace.broker.backup.archive import RESTORED_NAME
 from headrace.broker.configs.config_key import ConfigError
 from headrace.broker.configs.remote_log import UNLIMITED
-from headrace.broker.log.disk import SystemDisk
 from headrace.broker.metrics import remote_log
 from headrace.broker.metrics.model import Gathering, HistogramValue
 from headrace.broker.objects.files import LocalFiles
@@ -22,6 +21,7 @@ from headrace.broker.remote.log import newest_manifest
 from headrace.broker.remote.manager import RemoteLogManager
 from headrace.broker.remote.manifest import RemoteSegment
 from headrace.broker.remote.quotas import RemoteQuota
+from headrace.broker.runtime.disk import SystemDisk
 from headrace.broker.stores.embedded import StoreImage
 from headrace.broker.tests.api.test_broker_configs import change
 from headrace.protocol.errors import ErrorCode, KafkaError

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from headrace.broker.log.disk import SystemDisk
 from headrace.broker.metadata import tree
 from headrace.broker.metadata.image import PartitionState
 from headrace.broker.objects.files import LocalFiles
 from headrace.broker.remote import bootstrap, cluster_copy
 from headrace.broker.remote.cluster_copy import ClusterImage, ReplacedError, newest_numbers, read_newest
 from headrace.broker.remote.shared_copy import CLAIM, made_single
+from headrace.broker.runtime.disk import SystemDisk
 from headrace.broker.runtime.ports import SetNode
 from headrace.broker.stores.embedded import StoreImage
 from headrace.broker.tests.remote import test_group_positions as group_tests

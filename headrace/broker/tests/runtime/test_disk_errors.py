@@ -11,10 +11,10 @@ import sqlite3
 import pytest
 
 from headrace.broker.log.checkpoint import CLEAN_NAME
-from headrace.broker.log.disk import SystemDisk
 from headrace.broker.metadata.topic_names import FILES_KEPT_FREE, FILES_PER_PARTITION
 from headrace.broker.partitions.partition import Partition
 from headrace.broker.runtime import disk_errors
+from headrace.broker.runtime.disk import SystemDisk
 from headrace.broker.runtime.disk_errors import RateLimitedLog, is_disk_full
 from headrace.broker.runtime.ports import DiskUsage
 from headrace.protocol.errors import ErrorCode, KafkaError

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.broker.log import disk as disks
-from headrace.broker.log.disk import SystemDisk
+from headrace.broker.runtime import disk as disks
 from headrace.broker.runtime import open_files
+from headrace.broker.runtime.disk import SystemDisk
 from headrace.broker.runtime.open_files import OpenFiles
 
 

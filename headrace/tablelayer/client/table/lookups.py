@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from headrace.tablelayer.client.read.answers import LookupResult, first_row
+from headrace.tablelayer.client.table.open_table import OpenTable
 from headrace.tablelayer.client.wire.retry import together
 from headrace.tablelayer.client.write.conform import Data
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
-
-if TYPE_CHECKING:
-    pass
-from headrace.tablelayer.client.table.open_table import OpenTable
 
 T = TypeVar("T")
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from headrace.tablelayer.client.read.group_offsets import commit_offsets, fetch_offsets
 from headrace.tablelayer.client.read.offsets import Moment
-from headrace.tablelayer.client.table.scan import PartitionOffsets
-
-if TYPE_CHECKING:
-    pass
 from headrace.tablelayer.client.table.open_table import OpenTable
+from headrace.tablelayer.client.table.scan import PartitionOffsets
 
 T = TypeVar("T")
 

@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 
 from headrace.tablelayer.client.names import several
 from headrace.tablelayer.client.read.answers import Extremes
 from headrace.tablelayer.client.read.offsets import AnyMoment
+from headrace.tablelayer.client.table.open_table import OpenTable
 from headrace.tablelayer.client.table.parts import Part
+from headrace.tablelayer.client.table.reads import Reads
 from headrace.tablelayer.model.batches.extremes import check_ordered
 from headrace.tablelayer.model.filters.filters import FilterLike
-
-if TYPE_CHECKING:
-    pass
-from headrace.tablelayer.client.table.open_table import OpenTable
-from headrace.tablelayer.client.table.reads import Reads
 
 T = TypeVar("T")
 

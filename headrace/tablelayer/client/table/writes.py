@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 
 from headrace.tablelayer.client.names import several
 from headrace.tablelayer.client.read.answers import nullable_schema
+from headrace.tablelayer.client.table.open_table import OpenTable
 from headrace.tablelayer.client.table.parts import DELETE
 from headrace.tablelayer.client.table.staging import AsyncStagedWriter, Receipt, abort_staged, commit_staged
 from headrace.tablelayer.client.write.conform import Data, conform
@@ -19,10 +20,6 @@ from headrace.tablelayer.model.batches.batch import ChangeType
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.schema.schema import Column
 from headrace.tablelayer.model.table.definition import StoredTable
-
-if TYPE_CHECKING:
-    pass
-from headrace.tablelayer.client.table.open_table import OpenTable
 
 T = TypeVar("T")
 

@@ -305,7 +305,7 @@ def find_fields(texts: JsonTexts, columns: tuple[Column, ...], *, fail_unknown: 
     count = len(texts)
     starts = np.zeros(
         (len(columns), count), dtype=np.int32
-    )  # where the kind is MISSING, an empty text within the data
+    )  # if the kind is MISSING: an empty text within the data
     lengths = np.zeros((len(columns), count), dtype=np.int32)
     kinds = np.zeros((len(columns), count), dtype=np.uint8)
     failure = np.zeros(3, dtype=np.int64)

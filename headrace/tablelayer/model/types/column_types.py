@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 else:
     pa = lazy_module("pyarrow")
 
-MAX_DECIMAL_PRECISION = 38  # what fits in 128 bits
+MAX_DECIMAL_PRECISION = 38  # the largest number of digits that fits in 128 bits
 MAX_LENGTH = 2**31 - 1  # Arrow's 32-bit offsets
 MAX_NESTING_DEPTH = (
     16  # types inside of each other; Arrow's own reader has a limit of 64, where a MAP counts twice

@@ -192,7 +192,7 @@ class _Reader:
         key = self.type(depth + 1)
         if key.is_nested:
             raise self.error(f"type MAP: a key cannot be of the nested type {key.kind.value}", first)
-        self.accept("NOT", "NULL")  # which keys are anyway
+        self.accept("NOT", "NULL")  # keys are never null
         self.expect_sign(",", "',' and the type of the values")
         value = self.part(VALUE, depth)
         self.expect_sign(">", "'>'")

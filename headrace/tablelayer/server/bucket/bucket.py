@@ -42,6 +42,7 @@ from headrace.tablelayer.server.kafka_face.pieces import Answer, Consumption
 from headrace.tablelayer.server.kafka_face.refusals import REFUSALS
 from headrace.tablelayer.server.kafka_face.refused import Refused, Sifting, dead_letters, without
 from headrace.tablelayer.server.kafka_face.schema_registry import REGISTRY_URL
+from headrace.tablelayer.server.merge import forwarding
 from headrace.tablelayer.server.merge.engines import Operations
 from headrace.tablelayer.server.merge.few_rows import FewRows
 from headrace.tablelayer.server.merge.writes import ClientWrite, OperationSource, Writer, made_for
@@ -480,7 +481,7 @@ class TableBucket:
             own = by_bucket.get(index)
             if own is not None and len(by_bucket) == 1:
                 return await self.write_rows(made_for(definition, own), writer, size, acks, timeout_ms)
-            forwarded = kafka_face.forwarded(header, index)
+            forwarded = forwarding.forwarded(header, index)
             # A client that finds the sequence here concludes that all buckets have the rows. If an acknowledgement
             # means fsynced or replicated, the rows must be that before the sequence is logged: otherwise the rows could
             # be lost while the sequence stays.

@@ -20,7 +20,7 @@ from headrace.protocol.records.decode import RecordColumns
 from headrace.protocol.records.header import BatchHeader, read_header, verify_crc
 from headrace.tablelayer.model.batches.batch import ChangeType
 from headrace.tablelayer.model.errors import RowError, TableError
-from headrace.tablelayer.model.options.table_options import MAX_BUCKET_COUNT, TableOptions, UnknownFields
+from headrace.tablelayer.model.options.table_options import TableOptions, UnknownFields
 from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.model.table.derived import Sample, missing_columns
 from headrace.tablelayer.model.table.evolution import AddColumn
@@ -28,12 +28,10 @@ from headrace.tablelayer.model.table.partitions import check_rows_of_partition
 from headrace.tablelayer.server.kafka_face.avro import Schemas, schema_ids
 from headrace.tablelayer.server.kafka_face.records_to_rows import from_kafka
 from headrace.tablelayer.server.merge.engines import Operations
-from headrace.tablelayer.server.merge.writes import Writer, admit
+from headrace.tablelayer.server.merge.writes import admit
 
 _SAMPLES = 200
 """Number of records that are examined together for fields that are not columns."""
-_FORWARDED_PARTITIONS = MAX_BUCKET_COUNT
-_WHOLE_TABLES = 1 << 62
 PRODUCER_IDS = (1 << 50) - 1
 """Exclusive maximum of producer ids: the ids derived from them, one for each producer and partition, must fit int64.
 
@@ -69,30 +67,6 @@ def check_frame(batch: memoryview) -> BatchHeader:
             f"producer id {header.producer_id} was not assigned by InitProducerId; request one",
         )
     return header
-
-
-def forwarded_producer_id(producer_id: int, source_partition: int) -> int:
-    """Return the producer id for forwarded rows of another bucket: one for each producer and source partition."""
-    if producer_id < 0:
-        return -1
-    return -(2 + producer_id * _FORWARDED_PARTITIONS + source_partition)
-
-
-def forwarded(header: BatchHeader, source_partition: int, *, by_whole_table: bool = False) -> Writer:
-    """Return the writer of forwarded rows of another bucket: one for each producer and source partition.
-
-    With `by_whole_table` the source is a partition of a partitioned table's own topic. It forwards to buckets of other
-    topics, and must not be confused with a bucket of theirs.
-    """
-    producer_id = forwarded_producer_id(header.producer_id, source_partition)
-    if by_whole_table and producer_id != -1:
-        producer_id -= _WHOLE_TABLES
-    return Writer(
-        producer_id,
-        header.producer_epoch if header.has_producer else -1,
-        header.base_sequence,
-        header.sequence_count,
-    )
 
 
 def open_batch(batch: memoryview) -> RecordColumns:

@@ -1,4 +1,4 @@
-"""The partitions of tiered tables that are gone from the server, as far as reads of lake and log have to know.
+"""Records of the partitions of tiered tables that are gone from the server, for reads of lake and log.
 
 The lake keeps the rows of a partition that is gone. If the calendar dropped it, or its topic was deleted, the rows
 belong to the table by its plain name. If a client dropped it, they do not, and the first rows of a later partition of

@@ -27,6 +27,7 @@ from headrace.tablelayer.server.bucket.bucket import Decode, as_kafka_error, no_
 from headrace.tablelayer.server.bucket.joint_write import Part, write_together
 from headrace.tablelayer.server.bucket.log_bucket import LogBucket
 from headrace.tablelayer.server.kafka_face import producers as kafka_face
+from headrace.tablelayer.server.merge import forwarding
 from headrace.tablelayer.server.merge.engines import Operations
 from headrace.tablelayer.server.merge.writes import Writer, made_for
 from headrace.tablelayer.server.services import Services
@@ -56,7 +57,7 @@ class PartitionedBucket(LogBucket):
     ) -> AppendInfo:
         """Write rows to their partitions (R17.2), then an empty batch with the producer's sequence."""
         definition = self.definition
-        writer = kafka_face.forwarded(header, self.partition.index, by_whole_table=True)
+        writer = forwarding.forwarded(header, self.partition.index, by_whole_table=True)
         try:
             operations = await self.services.run(decode, definition, opened)
             parts = await self.services.run(self._split, definition, operations)

@@ -28,7 +28,7 @@ from uuid import UUID
 import crc32c
 import msgspec
 
-from headrace.broker.log.disk import SystemDisk
+from headrace.broker.runtime.disk import SystemDisk
 from headrace.broker.runtime.ports import Clock, Disk, DiskFile, SystemClock
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.tablelayer.model.errors import TableError, TableErrorCode

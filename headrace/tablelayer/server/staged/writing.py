@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.tablelayer.model.errors import TableError
 from headrace.tablelayer.model.table.definition import StoredTable
-from headrace.tablelayer.server.kafka_face.producers import forwarded_producer_id
+from headrace.tablelayer.server.merge.forwarding import forwarded_producer_id
 from headrace.tablelayer.server.merge.writes import Writer
 from headrace.tablelayer.server.staged.ledger import Ledger, following
 from headrace.tablelayer.server.staged.place import Place

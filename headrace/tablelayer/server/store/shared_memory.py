@@ -13,7 +13,7 @@ from rocksdict import (
     WriteBufferManager,
 )
 
-from headrace.broker.log.disk import SystemDisk
+from headrace.broker.runtime.disk import SystemDisk
 from headrace.broker.runtime.ports import Clock, Disk, SystemClock, SystemThreads, Threads
 from headrace.tablelayer.server.limits import BLOCK_CACHE_BYTES, Limits
 from headrace.tablelayer.server.store.first_rows import Remembered

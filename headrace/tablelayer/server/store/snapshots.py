@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headrace.broker.log.disk import SystemDisk
 from headrace.broker.objects.files import PIECE_BYTES, RemoteFiles
+from headrace.broker.runtime.disk import SystemDisk
 
 if TYPE_CHECKING:
     from headrace.broker.runtime.ports import Disk

@@ -13,7 +13,7 @@ import pytest
 
 from headrace.broker.backup.cut import CUT_NAME, BesideFile, Cut
 from headrace.broker.extension import Extension
-from headrace.broker.log.disk import SystemDisk
+from headrace.broker.runtime.disk import SystemDisk
 from headrace.broker.tests.transactions.test_across_brokers import PLACES, add_offsets, leader
 from headrace.protocol.errors import ErrorCode
 from headrace.protocol.messages.find_coordinator import FindCoordinatorRequest

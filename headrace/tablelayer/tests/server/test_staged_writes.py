@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from headrace.broker.log.disk import SystemDisk
 from headrace.broker.replication.replicas import LocalReplicas
+from headrace.broker.runtime.disk import SystemDisk
 from headrace.broker.runtime.ports import CreateNode, DiskUsage, StoreOperation
 from headrace.protocol.errors import ErrorCode
 from headrace.tablelayer.model import messages as m

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 
-from headrace.broker.log.disk import SystemDisk
+from headrace.broker.runtime.disk import SystemDisk
 from headrace.broker.runtime.ports import DiskFile, DiskUsage, SystemClock
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.tablelayer.model.errors import TableError
