@@ -16,7 +16,7 @@ from headrace.tablelayer.server import extension
 from headrace.tablelayer.tests.lines import Counts, Lines, check_per_row
 from headrace.tablelayer.tests.server.tables import Tables, tables
 
-FEW, MANY = 20, 240
+FEW, MANY = 20, 120
 DEADLINE_SECONDS = 120.0
 ROUNDS = {
     "LocalReplicas.all_partitions",
