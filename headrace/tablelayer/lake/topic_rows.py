@@ -119,7 +119,8 @@ class _Work:
     def envelopes(self, places: Indices) -> None:
         """Decode Debezium envelopes, and the record's key for a delete without `before`."""
         from headrace.tablelayer.model.json.debezium import read_envelopes
-        from headrace.tablelayer.model.json.rows import JsonTexts, json_to_rows
+        from headrace.tablelayer.model.json.rows import json_to_rows
+        from headrace.tablelayer.model.json.texts import JsonTexts
 
         found = read_envelopes(JsonTexts.of(self.values.take(pa.array(places))))
         if found.error is not None:

@@ -28,7 +28,8 @@ from headrace.tablelayer.model.arrays.arrays import validity
 from headrace.tablelayer.model.errors import RowError
 from headrace.tablelayer.model.json import scan as json_scan
 from headrace.tablelayer.model.json.python_values import python_value
-from headrace.tablelayer.model.json.rows import Field, JsonTexts, find_rows
+from headrace.tablelayer.model.json.rows import Field, find_rows
+from headrace.tablelayer.model.json.texts import JsonTexts
 from headrace.tablelayer.model.options.table_options import UnknownFields
 from headrace.tablelayer.model.rows.nested import (
     cast,

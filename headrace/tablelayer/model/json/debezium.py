@@ -26,7 +26,7 @@ from headrace.tablelayer.model.errors import RowError
 from headrace.tablelayer.model.json import connect_schema
 from headrace.tablelayer.model.json import scan as json_scan
 from headrace.tablelayer.model.json.connect_schema import MONGO_ID, ConnectSchema
-from headrace.tablelayer.model.json.rows import JsonTexts, find_fields
+from headrace.tablelayer.model.json.texts import JsonTexts, find_fields
 from headrace.tablelayer.model.schema.schema import Column
 from headrace.tablelayer.model.types.column_types import STRING
 

@@ -40,8 +40,9 @@ from headrace.tablelayer.model.json.connect_schema import (
     time_type,
 )
 from headrace.tablelayer.model.json.extended import Wrapped, find_wrapped
-from headrace.tablelayer.model.json.rows import Field, FoundFields, find_fields
+from headrace.tablelayer.model.json.rows import Field
 from headrace.tablelayer.model.json.scan import Array, Bytes
+from headrace.tablelayer.model.json.texts import FoundFields, find_fields
 from headrace.tablelayer.model.json.wide_decimals import are_wide, first_too_long, with_wide_texts
 from headrace.tablelayer.model.json.write import plain_texts
 from headrace.tablelayer.model.options.kafka_formats import DebeziumDecimals, DebeziumTime, OutOfRange

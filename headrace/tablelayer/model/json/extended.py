@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.tablelayer.model.json import scan as json_scan
-from headrace.tablelayer.model.json.rows import FoundFields, JsonTexts, find_fields
+from headrace.tablelayer.model.json.texts import FoundFields, JsonTexts, find_fields
 from headrace.tablelayer.model.schema.schema import Column
 from headrace.tablelayer.model.types.column_types import STRING
 

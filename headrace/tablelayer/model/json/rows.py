@@ -30,7 +30,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -38,12 +37,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.protocol.records.gather import gather
-from headrace.tablelayer.model.arrays.arrays import Mask, binary_array
+from headrace.tablelayer.model.arrays.arrays import Mask
 from headrace.tablelayer.model.errors import RowError
 from headrace.tablelayer.model.json import containers as json_containers
 from headrace.tablelayer.model.json import scan as json_scan
 from headrace.tablelayer.model.json import values as json_values
+from headrace.tablelayer.model.json.texts import (
+    EXCERPT_LENGTH,
+    FoundFields,
+    JsonTexts,
+    find_fields,
+    wanted_fields,
+)
 from headrace.tablelayer.model.json.unavailable import Placeholder
 from headrace.tablelayer.model.json.write import rows_to_json
 from headrace.tablelayer.model.options.table_options import UnknownFields
@@ -74,7 +79,6 @@ __all__ = [
 
 _UNITS_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _NUMPY_INTEGERS = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
-_EXCERPT_LENGTH = 60
 _FOUND_BYTES = 9  # per field: start, length, kind
 
 
@@ -180,7 +184,7 @@ class FoundRows(msgspec.Struct, frozen=True):
             arrays = _filled(fields, require_all=require_all)
         except RowError as error:
             raise _of_column(error, columns) from None
-        _, schema = _wanted(tuple(columns))
+        _, schema = wanted_fields(tuple(columns))
         kept = {field.column.id: field.left_out for field in fields if field.left_out is not None}
         return Rows(pa.RecordBatch.from_arrays(arrays, schema=schema), kept)
 
@@ -245,83 +249,6 @@ def _of_column(error: RowError, columns: Sequence[Column]) -> RowError:
     return error
 
 
-class JsonTexts(msgspec.Struct, frozen=True):
-    """JSON texts in one buffer. data: uint8, its own copy, PADDING more bytes at its end; starts, ends: int64[n].
-
-    Scanning a text resolves the escapes of its strings, but not of those inside of its objects and arrays. So each
-    text can be scanned once, and afterwards its objects and arrays.
-    """
-
-    data: np.ndarray
-    starts: np.ndarray
-    ends: np.ndarray
-
-    @classmethod
-    def of(cls, values: pa.Array) -> JsonTexts:
-        """Return the texts of n binary or string values. Raises RowError for null values and invalid UTF-8."""
-        data, offsets = _bytes_of(values)
-        return cls(data, offsets[:-1], offsets[1:])
-
-    @classmethod
-    def gathered(cls, payload: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> JsonTexts:
-        """Return the texts of pieces of a payload (uint8; int64[n] each), none of them null.
-
-        Raises RowError for invalid UTF-8.
-        """
-        offsets, data = gather(payload, starts, lengths, padding=json_scan.PADDING)
-        _check_utf8(binary_array(offsets, data[: offsets[-1]]))
-        bounds = offsets.astype(np.int64)
-        return cls(data, bounds[:-1], bounds[1:])
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def select(self, at: np.ndarray) -> JsonTexts:
-        """Return some of the texts, in this order."""
-        return JsonTexts(self.data, self.starts[at], self.ends[at])
-
-
-class FoundFields(msgspec.Struct, frozen=True):
-    """Positions of the wanted fields in the first m texts.
-
-    starts, lengths: int32[fields, m]; kinds: uint8[fields, m]. `error` is that of text m, None if all texts are
-    sound.
-    """
-
-    starts: np.ndarray
-    lengths: np.ndarray
-    kinds: np.ndarray
-    error: RowError | None
-
-    def texts(self, field: int, data: np.ndarray, at: np.ndarray) -> JsonTexts:
-        """Return the values of a field in some of the texts, as texts."""
-        starts = self.starts[field][at].astype(np.int64)
-        return JsonTexts(data, starts, starts + self.lengths[field][at])
-
-
-def find_fields(texts: JsonTexts, columns: tuple[Column, ...], *, fail_unknown: bool = False) -> FoundFields:
-    """Scan each text, once (see `JsonTexts`), for the fields with the names of these columns."""
-    table, _ = _wanted(columns)
-    count = len(texts)
-    starts = np.zeros(
-        (len(columns), count), dtype=np.int32
-    )  # if the kind is MISSING: an empty text within the data
-    lengths = np.zeros((len(columns), count), dtype=np.int32)
-    kinds = np.zeros((len(columns), count), dtype=np.uint8)
-    failure = np.zeros(3, dtype=np.int64)
-    arguments = (texts.data, texts.starts, texts.ends)
-    good = json_scan.scan(*arguments, *table, fail_unknown, starts, lengths, kinds, failure)
-    error = None if good == count else _scan_error(good, *arguments, failure)
-    return FoundFields(starts[:, :good], lengths[:, :good], kinds[:, :good], error)
-
-
-@lru_cache(maxsize=256)
-def _wanted(columns: tuple[Column, ...]) -> tuple[tuple[json_scan.Bytes, ...], pa.Schema]:
-    """Return the scan's table of field names, and the Arrow schema of the rows."""
-    table = json_scan.field_table([column.name.encode() for column in columns])
-    return table, pa.schema([column.field() for column in columns])
-
-
 def warm() -> None:
     """Compile (or load from the cache) all kernels of this module."""
     from headrace.tablelayer.model.types import column_types as types
@@ -337,49 +264,6 @@ def warm() -> None:
         '"c8":"2024-09-19T12:00:00Z","c9":"AAA=","c10":"AAA=","c11":[1],"c12":{"a":1}}'
     )
     rows_to_json(json_to_rows(pa.array([text.encode()], pa.binary()), columns))
-
-
-def _bytes_of(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Return a writable copy of the values' bytes, and int64 offsets into it. Refuses null values and invalid UTF-8."""
-    if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()
-    if values.null_count:
-        index = int(np.flatnonzero(np.asarray(values.is_null()))[0])
-        raise RowError(index, None, "the value is null; a row is a JSON object")
-    if values.type != pa.binary():
-        values = values.cast(pa.binary())
-    _check_utf8(values)
-    if len(values) == 0:
-        return np.zeros(json_scan.PADDING, dtype=np.uint8), np.zeros(1, dtype=np.int64)
-    _, offset_buffer, data_buffer = values.buffers()
-    offsets = np.frombuffer(offset_buffer, np.int32, len(values) + 1, values.offset * 4).astype(np.int64)
-    size = int(offsets[-1] - offsets[0])
-    data = np.empty(size + json_scan.PADDING, dtype=np.uint8)
-    data[size:] = 0
-    if size:
-        data[:size] = np.frombuffer(data_buffer, dtype=np.uint8, count=size, offset=int(offsets[0]))
-    offsets -= offsets[0]
-    return data, offsets
-
-
-def _check_utf8(values: pa.Array) -> None:
-    """Raise RowError for the first value that is not valid UTF-8."""
-    try:
-        values.cast(pa.string())
-    except pa.ArrowInvalid:
-        raise _utf8_error(values) from None
-
-
-def _utf8_error(values: pa.Array) -> RowError:
-    for index, value in enumerate(values.to_pylist()):
-        try:
-            value.decode()
-        except UnicodeDecodeError as error:
-            byte = value[error.start]
-            return RowError(
-                index, None, f"byte 0x{byte:02x} at position {error.start} is not UTF-8: {error.reason}"
-            )
-    return RowError(0, None, "the batch is not UTF-8")
 
 
 class Field:
@@ -600,8 +484,8 @@ class Field:
         """Return the offending value, shortened, for an error message."""
         start, length = int(self.starts[row]), int(self.lengths[row])
         text = self.data[start : start + length].tobytes().decode(errors="replace")
-        if len(text) > _EXCERPT_LENGTH:
-            text = text[:_EXCERPT_LENGTH] + "..."
+        if len(text) > EXCERPT_LENGTH:
+            text = text[:EXCERPT_LENGTH] + "..."
         return f"'{text}'" if self.kinds[row] == json_scan.STRING else text
 
     def validity(self) -> tuple[pa.Buffer | None, int]:
@@ -681,23 +565,3 @@ def _value_reason(code: int, data_type: DataType, value: str) -> str:
         json_values.NOT_A_BOOLEAN: f"{value} is not true or false",
     }
     return texts[code]
-
-
-def _scan_error(row: int, data: np.ndarray, starts: np.ndarray, ends: np.ndarray, failure: Any) -> RowError:
-    code, position, length = (int(number) for number in failure)
-    where = position - int(starts[row])
-    rest = data[position : min(int(ends[row]), position + 20)].tobytes().decode(errors="replace")
-    texts = {
-        json_scan.NOT_AN_OBJECT: f"a row must be a JSON object that begins with '{{', not {rest!r}",
-        json_scan.UNEXPECTED_END: "the JSON text is cut off",
-        json_scan.UNEXPECTED_CHARACTER: f"invalid JSON at byte {where}: {rest!r}",
-        json_scan.CONTROL_CHARACTER: f"the string at byte {where} has an unescaped control character",
-        json_scan.BAD_ESCAPE: f"invalid escape at byte {where}: {rest!r}",
-        json_scan.LONE_SURROGATE: f"half of a surrogate pair at byte {where} is not a character: {rest!r}",
-        json_scan.TOO_DEEP: f"nested deeper than {json_scan.MAX_DEPTH} levels",
-        json_scan.TRAILING_TEXT: f"there is text after the end of the object, at byte {where}: {rest!r}",
-    }
-    if code == json_scan.UNKNOWN_FIELD:
-        name = data[position : position + length].tobytes().decode(errors="replace")[:_EXCERPT_LENGTH]
-        return RowError(row, name, "the table has no such column, and table.kafka.unknown-fields is 'fail'")
-    return RowError(row, None, texts[code])

@@ -17,7 +17,8 @@ import numpy.typing as npt
 from headrace.tablelayer.model.errors import RowError
 from headrace.tablelayer.model.json import scan as json_scan
 from headrace.tablelayer.model.json import values as json_values
-from headrace.tablelayer.model.json.rows import Field, FoundFields, find_fields
+from headrace.tablelayer.model.json.rows import Field
+from headrace.tablelayer.model.json.texts import FoundFields, find_fields
 from headrace.tablelayer.model.schema.schema import Column
 from headrace.tablelayer.model.types.column_types import INT, STRING, TypeKind
 

@@ -23,6 +23,7 @@ from headrace.tablelayer.model.errors import RowError
 from headrace.tablelayer.model.json.debezium import KeyGroup, key_groups, mongo_keys
 from headrace.tablelayer.model.json.debezium_values import Conventions
 from headrace.tablelayer.model.json.rows import json_to_rows, rows_to_json
+from headrace.tablelayer.model.json.texts import EXCERPT_LENGTH
 from headrace.tablelayer.model.options.kafka_formats import KafkaValueFormat
 from headrace.tablelayer.model.schema.schema import Column, Schema
 from headrace.tablelayer.model.table.definition import TableDefinition
@@ -31,7 +32,6 @@ from headrace.tablelayer.model.types.sizes import RowsTooLargeError, check_rows
 
 Indices = npt.NDArray[np.int64]
 
-_EXCERPT_LENGTH: Final = 60
 _ONE_VALUE: Final = rb'(?s)^\s*("([^"\\]|\\.)*"|[^\s",:\[\]{}]+)\s*$'
 """A text or a word: a key's bare value."""
 
@@ -127,7 +127,7 @@ def _rows_of_keys(group: KeyGroup, table: TableDefinition) -> pa.RecordBatch:
 
 def _no_value(row: int, keys: pa.BinaryArray, column: Column) -> RowError:
     text = keys[row].as_py().decode(errors="replace")
-    shown = text if len(text) <= _EXCERPT_LENGTH else text[:_EXCERPT_LENGTH] + "..."
+    shown = text if len(text) <= EXCERPT_LENGTH else text[:EXCERPT_LENGTH] + "..."
     reason = (
         f"{shown} is neither a value of {column.type} in JSON nor an object with the field '{column.name}'"
     )

@@ -26,7 +26,8 @@ from headrace.tablelayer.model.json.debezium import EnvelopeGroup, read_envelope
 from headrace.tablelayer.model.json.debezium_values import Conventions
 from headrace.tablelayer.model.json.path import descend
 from headrace.tablelayer.model.json.python_values import python_value
-from headrace.tablelayer.model.json.rows import JsonTexts, Rows, find_rows, json_to_rows
+from headrace.tablelayer.model.json.rows import Rows, find_rows, json_to_rows
+from headrace.tablelayer.model.json.texts import JsonTexts
 from headrace.tablelayer.model.json.unavailable import Placeholder
 from headrace.tablelayer.model.options.kafka_formats import KafkaValueFormat
 from headrace.tablelayer.model.options.table_options import KeyMismatch, UnknownFields

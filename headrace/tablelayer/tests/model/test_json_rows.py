@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from headrace.tablelayer.model.errors import RowError, TableErrorCode
 from headrace.tablelayer.model.json import connect_schema
-from headrace.tablelayer.model.json.rows import JsonTexts, find_fields, json_to_rows, rows_to_json, warm
+from headrace.tablelayer.model.json.rows import json_to_rows, rows_to_json, warm
+from headrace.tablelayer.model.json.texts import JsonTexts, find_fields
 from headrace.tablelayer.model.options.table_options import UnknownFields
 from headrace.tablelayer.model.schema.schema import Column, Schema
 from headrace.tablelayer.model.types import column_types as t
