@@ -19,7 +19,10 @@ ROOT = Path(__file__).parents[1]
 
 
 def files(paths: list[Path]) -> list[Path]:
-    """Return the files with prose that git knows or would add, below `paths`, relative to the repository."""
+    """Return the files with prose that git knows or would add, below `paths`, relative to the repository.
+
+    Libraries of others are left out: the scripts of a folder `vendor`.
+    """
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", *(f"*{each}" for each in SUFFIXES)],
         cwd=ROOT, capture_output=True, text=True, check=True,
@@ -30,6 +33,7 @@ def files(paths: list[Path]) -> list[Path]:
         path
         for path in found
         if (ROOT / path).is_file()
+        and not (path.suffix == ".js" and path.parent.name == "vendor")
         and (not chosen or any((ROOT / path).is_relative_to(each) for each in chosen))
     ]
 

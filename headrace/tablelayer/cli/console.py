@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from ipaddress import ip_address
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from headrace.tablelayer.client import Connection
     from headrace.tablelayer.console.access import Access
+    from headrace.tablelayer.sql.select import Plan
 
 _PATIENCE_SECONDS = 0.4
 """Time for running requests at the end, in seconds. Queries and live tails are stopped at once."""
@@ -52,6 +53,7 @@ def run_console(
         from headrace.tablelayer.console.access import Access
         from headrace.tablelayer.console.app import make_app
         from headrace.tablelayer.console.running import Running
+        from headrace.tablelayer.console.tables import Sql
 
         if flight_sql is not None:
             import headrace.tablelayer.flight.server  # noqa: F401 - check its requirements before anything is opened
@@ -100,7 +102,7 @@ def run_console(
 
         listener.app = make_app(
             connection,
-            _query,
+            Sql(_query, _plan),
             access,
             allow_writes=allow_writes,
             version=_version(),
@@ -145,12 +147,35 @@ def _flight(connection: Connection, access: Access, listen: str | None) -> Itera
 
 def _query(connection: Connection, text: str) -> pa.Table | pa.RecordBatchReader:
     """Return the rows of one statement that reads only tables, topics and names."""
-    from headrace.tablelayer.model.errors import TableError
-    from headrace.tablelayer.sql.errors import SqlError
+    with _in_words():
+        return _reading(connection, text).run()
+
+
+def _plan(connection: Connection, text: str) -> dict[str, Any]:
+    """Return the plan of one SELECT as a tree of names, details and children."""
+    import msgspec
+
+    from headrace.tablelayer.sql.explain import tree_of
+
+    with _in_words():
+        found: dict[str, Any] = msgspec.to_builtins(tree_of(_reading(connection, text)))
+        return found
+
+
+def _reading(connection: Connection, text: str) -> Plan:
     from headrace.tablelayer.sql.session import Session
 
+    return Session(connection, files=False).reading(text)
+
+
+@contextmanager
+def _in_words() -> Iterator[None]:
+    """Raise errors of the statement as ValueError."""
+    from headrace.tablelayer.model.errors import TableError
+    from headrace.tablelayer.sql.errors import SqlError
+
     try:
-        return Session(connection, files=False).reading(text).run()
+        yield
     except SqlError as error:
         raise ValueError(str(error)) from None
     except TableError as error:

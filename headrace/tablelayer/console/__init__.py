@@ -6,7 +6,11 @@
 | `routes.py` | declarations of endpoints, and OpenAPI computed from them |
 | `views.py` | topics, groups, brokers and the lake |
 | `tables.py` | tables: rows by key, changes, writes, SQL |
+| `tails.py` | live tails of topics and tables, with events of a limited size |
+| `wanted.py` | the records that a request asks for |
+| `running.py` | work that ends with its reader, or after a time limit |
+| `rights.py` | users and rights |
 | `values.py` | values as JSON |
 | `history.py` | rates and sizes over time, kept in memory |
-| `assets/` | the page, without a build step or external files |
+| `assets/` | the page, without a build step or external files: `console.js` has the pages, `vendor/` the libraries |
 """

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import asynccontextmanager
 from decimal import Decimal
 from functools import partial
@@ -34,12 +34,11 @@ from headrace.tablelayer.console.history import History
 from headrace.tablelayer.console.rights import Rights
 from headrace.tablelayer.console.routes import Endpoint, Parameter, RequestError, openapi
 from headrace.tablelayer.console.running import Running
-from headrace.tablelayer.console.tables import Query, Tables
-from headrace.tablelayer.console.views import Views, record_of
+from headrace.tablelayer.console.tables import Sql, Tables
+from headrace.tablelayer.console.tails import SECONDS_BETWEEN_EVENTS, TAILS_MAX, Tail
+from headrace.tablelayer.console.views import Views
 
 BODY_BYTES_MAX: Final = 4 << 20
-TAILS_MAX: Final = 16
-"""Live tails at a time. Each has a thread while it waits."""
 SECURITY_HEADERS: Final = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -50,11 +49,14 @@ SECURITY_HEADERS: Final = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
+_SCRIPTS: Final = (
+    *("console.js", "parts.js", "records.js", "live.js", "changes.js", "sql.js", "editor.js", "plots.js"),
+    *("vendor/codemirror.js", "vendor/uplot.js"),
+)
 _ASSETS: Final = {
     "/": ("index.html", "text/html; charset=utf-8"),
-    "/console.js": ("console.js", "text/javascript; charset=utf-8"),
-    "/parts.js": ("parts.js", "text/javascript; charset=utf-8"),
-    "/console.css": ("console.css", "text/css; charset=utf-8"),
+    **{f"/{name}": (name, "text/javascript; charset=utf-8") for name in _SCRIPTS},
+    **{f"/{name}": (name, "text/css; charset=utf-8") for name in ("console.css", "vendor/uplot.css")},
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 _PUBLIC: Final = ("/healthz", "/readyz")
@@ -160,9 +162,23 @@ def endpoints(views: Views, tables: Tables, rights: Rights) -> list[Endpoint]:
                 Parameter("timestamp", "Earliest time, in milliseconds since 1970.", int),
                 Parameter("key", "Only records with exactly this key."),
                 Parameter("contains", "Only records with this text in the value."),
+                Parameter("where", "Only records for which this condition in SQL is true."),
                 limit,
                 Parameter("newest", "Return the newest records.", bool, False),
             ],
+        ),
+        Endpoint(
+            "GET",
+            "/api/topics/{topic}/tail",
+            "New records as server-sent events, four a second: the newest of each, and how many came.",
+            views.tail,
+            [
+                partition,
+                Parameter("key", "Only records with exactly this key."),
+                Parameter("contains", "Only records with this text in the value."),
+                Parameter("where", "Only records for which this condition in SQL is true."),
+            ],
+            streams=True,
         ),
         Endpoint(
             "POST",
@@ -195,6 +211,14 @@ def endpoints(views: Views, tables: Tables, rights: Rights) -> list[Endpoint]:
         ),
         Endpoint(
             "GET",
+            "/api/tables/{table}/tail",
+            "New changes as server-sent events, four a second: the newest of each, and how many came.",
+            tables.tail,
+            [Parameter("where", "Only changes of rows for which this condition in SQL is true.")],
+            streams=True,
+        ),
+        Endpoint(
+            "GET",
             "/api/tables/{table}/snapshots",
             "The buckets of a primary-key table with the snapshots of their state.",
             tables.snapshots,
@@ -221,6 +245,14 @@ def endpoints(views: Views, tables: Tables, rights: Rights) -> list[Endpoint]:
             "Run one SELECT, EXPLAIN, SUMMARIZE, SHOW or DESCRIBE. The answer has at most 10,000 rows. Close the "
             "connection to stop it.",
             tables.sql,
+            is_query=True,
+            body={"type": "object", "properties": {"query": _NAME}, "required": ["query"]},
+        ),
+        Endpoint(
+            "POST",
+            "/api/sql/plan",
+            "The plan of one SELECT: a tree of operators with name, details and children.",
+            tables.plan,
             is_query=True,
             body={"type": "object", "properties": {"query": _NAME}, "required": ["query"]},
         ),
@@ -293,7 +325,7 @@ def endpoints(views: Views, tables: Tables, rights: Rights) -> list[Endpoint]:
 
 def make_app(
     connection: Connection,
-    query: Query,
+    sql: Sql,
     access: Access,
     *,
     allow_writes: bool,
@@ -309,7 +341,7 @@ def make_app(
     """
     known, running = history or History(lambda: connection), running or Running()
     views = Views(connection, known)
-    declared = endpoints(views, Tables(connection, query), Rights(connection))
+    declared = endpoints(views, Tables(connection, sql), Rights(connection))
     document = openapi(declared, version)
     tails = threading.Semaphore(TAILS_MAX)
 
@@ -337,34 +369,12 @@ def make_app(
             return PlainTextResponse("the server does not answer\n", HTTPStatus.SERVICE_UNAVAILABLE)
         return PlainTextResponse("ready\n")
 
-    async def tail(request: Request) -> Response:
-        text = request.query_params.get("partition", "")
-        if text and not text.isdigit():
-            return _error("partition must be a whole number", 400)
-        if not tails.acquire(blocking=False):
-            return _error(f"{TAILS_MAX} live tails are running, which is the limit: try again later", 429)
-        stop = running.stop()
-
-        def release() -> None:
-            running.forget(stop)
-            tails.release()
-
-        found = views.tail(request.path_params["topic"], int(text) if text else None)
-        try:
-            with stopping.running(stop):
-                first = await run_in_threadpool(next, found)
-        except (KafkaError, ClientError, RequestError) as error:
-            release()
-            return _error(_sentence(error), _status(error))
-        return StreamingResponse(_events(found, first, stop, release), media_type="text/event-stream")
-
     routes = [
         Route("/healthz", alive),
         Route("/readyz", ready),
         Route("/openapi.json", described),
         Route("/api/about", about),
-        Route("/api/topics/{topic}/tail", tail),
-        *(_route(each, allow_writes, running) for each in declared),
+        *(_route(each, allow_writes, running, tails) for each in declared),
         *(Route(path, _asset(name, kind)) for path, (name, kind) in _ASSETS.items()),
     ]
     return Guard(Starlette(routes=routes, lifespan=lifespan), access)
@@ -379,7 +389,7 @@ def _asset(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
     return answer
 
 
-def _route(endpoint: Endpoint, allow_writes: bool, running: Running) -> Route:
+def _route(endpoint: Endpoint, allow_writes: bool, running: Running, tails: threading.Semaphore) -> Route:
     async def answer(request: Request) -> Response:
         if endpoint.writes and not allow_writes:
             return _error("the console only reads: start it with --allow-writes", 403)
@@ -388,6 +398,8 @@ def _route(endpoint: Endpoint, allow_writes: bool, running: Running) -> Route:
             if endpoint.body is not None:
                 arguments["body"] = await _body(request)
             work = partial(endpoint.handle, **request.path_params, **arguments)
+            if endpoint.streams:
+                return await _tail(work, running, tails)
             if endpoint.writes:
                 return _json(await run_in_threadpool(work))
             return _json(await running.read(request, work, is_query=endpoint.is_query))
@@ -399,9 +411,13 @@ def _route(endpoint: Endpoint, allow_writes: bool, running: Running) -> Route:
 
 
 def _json(value: Any) -> Response:
-    """Return a JSON answer. Surrogates, which foreign names may have, become question marks."""
+    return Response(_text(value), media_type="application/json")
+
+
+def _text(value: Any) -> bytes:
+    """Return a value as JSON. Surrogates, which foreign names may have, become question marks."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return Response(text.encode("utf-8", "replace"), media_type="application/json")
+    return text.encode("utf-8", "replace")
 
 
 async def _body(request: Request) -> Any:
@@ -419,27 +435,53 @@ async def _body(request: Request) -> Any:
         raise RequestError(f"the request is not JSON: {error}") from None
 
 
-async def _events(
-    found: Iterator[Sequence[Any]], first: Sequence[Any], stop: stopping.Stop, release: Callable[[], None]
-) -> AsyncIterator[bytes]:
-    """Send one server-sent event for each record, and a comment if none came."""
-    records: Sequence[Any] = first
-    try:
-        while True:
-            yield (
-                b": waiting\n\n"
-                if not records
-                else b"".join(b"data: " + _json(record_of(each)).body + b"\n\n" for each in records)
-            )
-            with stopping.running(stop):
-                records = await run_in_threadpool(next, found)
-    except stopping.Stopped:
-        return
-    except (KafkaError, ClientError) as error:
-        yield b"event: failed\ndata: " + bytes(_json({"error": _sentence(error)}).body) + b"\n\n"
-    finally:
+async def _tail(
+    work: Callable[[], Callable[[Tail], None]], running: Running, tails: threading.Semaphore
+) -> Response:
+    """Begin a live tail. `work` returns the function that reads, or raises."""
+    if not tails.acquire(blocking=False):
+        return _error(f"{TAILS_MAX} live tails are running, which is the limit: try again later", 429)
+    stop = running.stop()
+
+    def release() -> None:
         stop.set()
+        running.forget(stop)
+        tails.release()
+
+    try:
+        with stopping.running(stop):
+            tail = Tail(await run_in_threadpool(work), stop)
+    except BaseException:
         release()
+        raise
+    return StreamingResponse(_events(tail, release), media_type="text/event-stream")
+
+
+async def _events(tail: Tail, release: Callable[[], None]) -> AsyncIterator[bytes]:
+    """Send one server-sent event for what came since the last one, and a comment each second without one."""
+    tail.start()
+    quiet = 0.0
+    try:
+        yield b": waiting\n\n"
+        while not tail.stop.is_set:
+            await asyncio.sleep(SECONDS_BETWEEN_EVENTS)
+            event = await run_in_threadpool(_event, tail)
+            quiet = 0.0 if event else quiet + SECONDS_BETWEEN_EVENTS
+            if event:
+                yield event
+            elif tail.failure is not None:
+                yield b"event: failed\ndata: " + _text({"error": _sentence(tail.failure)}) + b"\n\n"
+                return
+            elif quiet >= 1:
+                quiet = 0.0
+                yield b": waiting\n\n"
+    finally:
+        release()
+
+
+def _event(tail: Tail) -> bytes | None:
+    taken = tail.take()
+    return None if taken is None else b"data: " + _text(taken) + b"\n\n"
 
 
 _STATUS: Final = {

@@ -40,6 +40,8 @@ class Endpoint(msgspec.Struct, frozen=True):
     writes: bool = False
     is_query: bool = False
     """Whether a limited number of such requests runs at a time."""
+    streams: bool = False
+    """Whether the answer is a live tail, of server-sent events: `handle` returns the function that reads."""
     body: Mapping[str, Any] | None = None
     """JSON Schema of the request's body."""
 
@@ -98,7 +100,7 @@ def openapi(endpoints: Sequence[Endpoint], version: str) -> dict[str, Any]:
             "responses": {
                 "200": {
                     "description": "The result.",
-                    "content": {"application/json": {"schema": {}}},
+                    "content": {"text/event-stream" if each.streams else "application/json": {"schema": {}}},
                 },
                 "4XX": {"$ref": "#/components/responses/Error"},
             },

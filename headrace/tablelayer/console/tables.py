@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Iterable
 from functools import reduce
 from operator import and_
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.tablelayer.client import Connection, Table, UnsupportedRequest
 from headrace.tablelayer.console.routes import RequestError
+from headrace.tablelayer.console.tails import Tail, follow_table
 from headrace.tablelayer.console.values import json_of, plain, rows_of
 from headrace.tablelayer.model.batches.batch import ChangeType
 from headrace.tablelayer.model.ddl import create_table_sql
@@ -31,14 +32,20 @@ CHANGES_LOOKED_AT_MAX: Final = 100_000
 SQL_ROWS_MAX: Final = 10_000
 _EARLIEST: Final = "earliest"
 
-Query = Callable[[Connection, str], "pa.Table | pa.RecordBatchReader"]
-"""Returns the rows of one statement that reads. Raises ValueError with the error's message."""
+
+class Sql(NamedTuple):
+    """SQL as a caller carries it out. Both raise ValueError with the error's message."""
+
+    query: Callable[[Connection, str], pa.Table | pa.RecordBatchReader]
+    """Returns the rows of one statement that reads."""
+    plan: Callable[[Connection, str], dict[str, Any]]
+    """Returns the plan of one SELECT, a tree of `name`, `details` and `children`."""
 
 
 class Tables:
-    def __init__(self, connection: Connection, query: Query) -> None:
+    def __init__(self, connection: Connection, sql: Sql) -> None:
         self._connection = connection
-        self._query = query
+        self._sql = sql
 
     def listed(self) -> dict[str, Any]:
         admin = self._connection.admin
@@ -170,6 +177,10 @@ class Tables:
         columns = [{"name": each.name, "type": str(each.type)} for each in definition.schema.columns]
         return {"columns": columns, "changes": changes[::-1]}
 
+    def tail(self, table: str, where: str | None) -> Callable[[Tail], None]:
+        """Return a function that reads new changes into a tail."""
+        return follow_table(self._connection, table, where)
+
     def write(self, table: str, body: Any) -> dict[str, Any]:
         """Upsert rows, or append them to a log table."""
         found = self._connection.table(table)
@@ -188,17 +199,21 @@ class Tables:
 
     def sql(self, body: Any) -> dict[str, Any]:
         """Run one statement that reads; return at most SQL_ROWS_MAX rows of its answer."""
-        text = body.get("query") if isinstance(body, dict) else None
-        if not isinstance(text, str) or not text.strip():
-            raise RequestError('send {"query": "SELECT ..."}')
-        began = time.monotonic()
+        text, began = _statement(body), time.monotonic()
         try:
-            answer = self._query(self._connection, text)
+            answer = self._sql.query(self._connection, text)
             batches = answer if isinstance(answer, pa.RecordBatchReader) else answer.to_batches()
             rows, more = _first(batches, answer.schema, SQL_ROWS_MAX)
         except ValueError as error:
             raise RequestError(str(error)) from None
         return {**rows_of(rows), "more": more, "ms": round((time.monotonic() - began) * 1000, 1)}
+
+    def plan(self, body: Any) -> dict[str, Any]:
+        """Return the plan of one SELECT as a tree."""
+        try:
+            return {"plan": self._sql.plan(self._connection, _statement(body))}
+        except ValueError as error:
+            raise RequestError(str(error)) from None
 
     @staticmethod
     def _keys(definition: StoredTable, texts: list[str]) -> pa.Table:
@@ -227,6 +242,13 @@ class Tables:
         except RowError as error:
             raise RequestError(str(error).replace(", and table.kafka.unknown-fields is 'fail'", "")) from None
         return pa.Table.from_batches([batch])
+
+
+def _statement(body: Any) -> str:
+    text = body.get("query") if isinstance(body, dict) else None
+    if not isinstance(text, str) or not text.strip():
+        raise RequestError('send {"query": "SELECT ..."}')
+    return text
 
 
 def _wrapped(column: Column, text: str) -> str:

@@ -10,10 +10,13 @@ import datetime
 import math
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow as pa
+
+if TYPE_CHECKING:
+    from headrace.protocol.records.decode import RecordColumns
 
 _EXACT: Final = 2**53
 TEXT_MAX: Final = 64 << 10
@@ -70,11 +73,11 @@ def _value(scalar: pa.Scalar) -> Any:
         )  # a time that Python cannot represent
 
 
-def text_of(data: bytes | None) -> dict[str, Any] | None:
-    """Return a record's key or value: {"text", "encoding", "size"}, cut to TEXT_MAX bytes; None for null."""
+def text_of(data: bytes | None, bytes_max: int | None = None) -> dict[str, Any] | None:
+    """Return a record's key or value: {"text", "encoding", "size"}, cut to `bytes_max` (TEXT_MAX); None for null."""
     if data is None:
         return None
-    part = data[:TEXT_MAX]
+    part = data[: bytes_max or TEXT_MAX]
     try:
         text, encoding = part.decode("utf-8"), "utf-8"
     except UnicodeDecodeError as error:
@@ -83,3 +86,24 @@ def text_of(data: bytes | None) -> dict[str, Any] | None:
         else:
             text, encoding = base64.b64encode(part).decode(), "base64"
     return {"text": text, "encoding": encoding, "size": len(data)}
+
+
+def record_of(
+    partition: int, records: RecordColumns, index: int, bytes_max: int | None = None
+) -> dict[str, Any]:
+    """Return one record of a batch as a JSON value; texts are cut as by `text_of`."""
+    data = records.payload.data
+
+    def piece(start: int, length: int) -> dict[str, Any] | None:
+        return text_of(None if length < 0 else bytes(data[start : start + length]), bytes_max)
+
+    return {
+        "partition": partition,
+        "offset": int(records.offsets[index]),
+        "timestamp_ms": int(records.timestamps[index]),
+        "key": piece(int(records.key_start[index]), int(records.key_length[index])),
+        "value": piece(int(records.value_start[index]), int(records.value_length[index])),
+        "headers": [
+            {"name": name, "value": text_of(value, bytes_max)} for name, value in records.headers(index)
+        ],
+    }

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 from http import HTTPStatus
+from itertools import chain
 from typing import Any, Final
 
 from headrace.tablelayer.client import ConfigKind, Connection, KafkaError, TableError, UnsupportedRequest
-from headrace.tablelayer.client.admin.kafka_answers import KafkaRecord
 from headrace.tablelayer.client.admin.produce import OutgoingRecord
 from headrace.tablelayer.client.admin.record_json import record_from_json
 from headrace.tablelayer.console.history import History
 from headrace.tablelayer.console.routes import RequestError
-from headrace.tablelayer.console.values import json_of, text_of
+from headrace.tablelayer.console.tails import Tail, follow_topic
+from headrace.tablelayer.console.values import json_of, record_of
+from headrace.tablelayer.console.wanted import Wanted
 from headrace.tablelayer.lake.coordinator import list_lake
 
 EARLIEST: Final = -2
@@ -199,6 +202,7 @@ class Views:
         timestamp: int | None,
         key: str | None,
         contains: str | None,
+        where: str | None,
         limit: int,
         newest: bool,
     ) -> dict[str, Any]:
@@ -228,17 +232,17 @@ class Views:
         elif offset is not None:
             at = dict.fromkeys(places, offset)
         elif newest:
-            at = {p: end[p] - limit for p in places}
+            is_filtered = key is not None or contains is not None or where is not None
+            back = LOOKED_AT_MAX // len(places) if is_filtered else limit
+            at = {p: end[p] - back for p in places}
         else:
             at = begin
         start = {p: min(max(at[p], begin[p]), end[p]) for p in places}
-        found, after, looked_at = self._matching(
-            topic, start, end, key, contains, RECORDS_MAX if newest else limit
-        )
-        found.sort(key=lambda each: (each.timestamp_ms, each.partition, each.offset))
-        shown = found[-limit:] if newest else found
+        wanted = Wanted(self._connection, topic, key, contains, where)
+        found, after, looked_at = self._matching(topic, start, end, wanted, limit, newest)
+        found.sort(key=lambda each: (each["timestamp_ms"], each["partition"], each["offset"]))
         return {
-            "records": [record_of(each) for each in shown],
+            "records": found[-limit:] if newest else found,
             "next": {str(p): offset for p, offset in after.items()},
             "ends": {str(p): end[p] for p in places},
             "without_leader": sorted(described.partitions.keys() - ranges.keys()),
@@ -251,44 +255,49 @@ class Views:
         topic: str,
         start: Mapping[int, int],
         end: Mapping[int, int],
-        key: str | None,
-        contains: str | None,
-        most: int,
-    ) -> tuple[list[KafkaRecord], dict[int, int], int]:
-        """Return (matching records, next offset by partition, number of records searched)."""
-        at, found, looked_at = dict(start), list[KafkaRecord](), 0
-        until = time.monotonic() + LOOK_SECONDS_MAX
-        while unread := {p: offset for p, offset in at.items() if offset < end[p]}:
-            records, after = self._connection.kafka.read(topic, unread, max_wait_ms=200)
-            if not records and after == unread:
-                break  # open transactions
-            for each in records:
-                if each.offset >= end[each.partition] or each.offset < at[each.partition]:
-                    continue
-                if len(found) >= most:
-                    after[each.partition] = min(after[each.partition], each.offset)
-                    continue
-                looked_at += 1
-                if matches(each, key, contains):
-                    found.append(each)
-            at.update(after)
-            if len(found) >= most or looked_at >= LOOKED_AT_MAX or time.monotonic() >= until:
-                break
-        return found, at, looked_at
+        wanted: Wanted,
+        limit: int,
+        newest: bool,
+    ) -> tuple[list[dict[str, Any]], dict[int, int], int]:
+        """Return (matching records, next offset by partition, number of records searched).
 
-    def tail(self, topic: str, partition: int | None) -> Iterator[list[KafkaRecord]]:
-        """Iterate over new records; an empty list if none came for a second."""
-        known = self._connection.kafka.describe_topic(topic).partitions
-        if partition is not None and partition not in known:
-            raise RequestError(f"{topic} has no partition {partition}")
-        ranges = self._connection.kafka.offset_ranges([topic]).get(topic, {})
-        at = {p: each.end for p, each in ranges.items() if partition in (None, p)}
-        if not at:
-            raise RequestError(f"{topic} has no leader now: its brokers are not alive")
-        while True:
-            records, after = self._connection.kafka.read(topic, at, max_wait_ms=1000)
-            yield [each for each in records if each.offset >= at[each.partition]]
-            at.update(after)
+        The search ends at the first `limit` matches, or keeps the `newest` of each partition.
+        """
+        at, looked_at = dict(start), 0
+        found: dict[int, deque[dict[str, Any]]] = {p: deque(maxlen=limit) for p in at}
+        until = time.monotonic() + LOOK_SECONDS_MAX
+        is_full = False
+        while not is_full and (unread := {p: offset for p, offset in at.items() if offset < end[p]}):
+            batches, after = self._connection.kafka.read_batches(topic, unread, max_wait_ms=200)
+            if not batches and after == unread:
+                break  # open transactions
+            for p, records in batches:
+                indices = wanted.indices(p, records, at[p], end[p])
+                room = limit - (0 if newest else sum(map(len, found.values())))
+                is_full = not newest and len(indices) > room
+                stop_at = int(records.offsets[indices[room]]) if is_full else records.header.next_offset
+                taken = indices[-room:] if newest else indices[:room]
+                found[p].extend(record_of(p, records, each) for each in taken)
+                looked_at += int(((records.offsets >= at[p]) & (records.offsets < stop_at)).sum())
+                at[p] = stop_at
+                if is_full:
+                    break
+            else:
+                at.update(after)
+            if looked_at >= LOOKED_AT_MAX or time.monotonic() >= until:
+                break
+        return list(chain.from_iterable(found.values())), at, looked_at
+
+    def tail(
+        self, topic: str, partition: int | None, key: str | None, contains: str | None, where: str | None
+    ) -> Callable[[Tail], None]:
+        """Return a function that reads new records into a tail."""
+        return follow_topic(
+            self._connection,
+            topic,
+            partition,
+            lambda: Wanted(self._connection, topic, key, contains, where),
+        )
 
     def produce(self, topic: str, body: Any) -> dict[str, Any]:
         entries = body.get("records") if isinstance(body, dict) else None
@@ -374,8 +383,9 @@ class Views:
             found = kafka.describe_group(group)
             positions = found.positions
             if found.members:
+                members = "a member" if len(found.members) == 1 else f"{len(found.members)} members"
                 raise RequestError(
-                    f"group {group} has {len(found.members)} members: stop them first", HTTPStatus.CONFLICT
+                    f"group {group} has {members}: stop its consumers first", HTTPStatus.CONFLICT
                 )
         except KafkaError as error:
             if error.code.name != "GROUP_ID_NOT_FOUND":
@@ -463,26 +473,6 @@ def _moment(text: str) -> int:
         raise RequestError(
             f"to is {text[:100]!r}: it must be earliest, latest, an offset or a time such as 2024-09-19T12:00:00"
         ) from None
-
-
-def record_of(record: KafkaRecord) -> dict[str, Any]:
-    """Return a record as a JSON value."""
-    return {
-        "partition": record.partition,
-        "offset": record.offset,
-        "timestamp_ms": record.timestamp_ms,
-        "key": text_of(record.key),
-        "value": text_of(record.value),
-        "headers": [{"name": name, "value": text_of(value)} for name, value in record.headers],
-    }
-
-
-def matches(record: KafkaRecord, key: str | None, contains: str | None) -> bool:
-    if key is not None and (record.key is None or record.key != key.encode("utf-8", "surrogatepass")):
-        return False
-    return contains is None or (
-        record.value is not None and contains.encode("utf-8", "surrogatepass") in record.value
-    )
 
 
 def _outgoing(entry: Any) -> OutgoingRecord:

@@ -36,30 +36,33 @@ _UNKNOWN_COLUMN = (
 )
 
 
-def connect(*, files: bool = True) -> Any:
+def connect(*, files: bool = True, planning: bool = False) -> Any:
     """Open a connection to this process's DuckDB database, in UTC. A `Stop` interrupts its queries.
 
     `files` says whether its statements may use files of this machine and connect to other machines. Connections see
-    neither each other's tables nor this process's variables.
+    neither each other's tables nor this process's variables. `planning` says that its tables are empty and only plans
+    are wanted, which would otherwise leave out empty tables.
     """
     with _OPENING:
-        connection = _database(files).cursor()
+        connection = _database(files, planning).cursor()
     stop = stopping.current()
     if stop is not None:
         stop.add(connection.interrupt)
     return connection
 
 
-_DATABASES: dict[tuple[int, bool], Any] = {}
-"""Databases by process and `files`. Making one takes 40 ms, a connection 0.02 ms. A fork does not have its threads."""
+_DATABASES: dict[tuple[int, bool, bool], Any] = {}
+"""Databases by process, `files` and `planning`. Making one takes 40 ms, a connection 0.02 ms. A fork does not have
+its threads.
+"""
 _OPENING = Lock()
 
 
-def _database(files: bool) -> Any:
+def _database(files: bool, planning: bool) -> Any:
     """Return the database of this process; make it at its first use."""
     import duckdb
 
-    key = os.getpid(), files
+    key = os.getpid(), files, planning
     if key not in _DATABASES:
         database = duckdb.connect()
         database.execute("SET GLOBAL TimeZone = 'UTC'; SET GLOBAL python_enable_replacements = false")
@@ -67,7 +70,8 @@ def _database(files: bool) -> Any:
         database.execute("SET GLOBAL temp_directory = $folder", {"folder": folder})
         # This optimizer makes an ANTI JOIN of a LEFT JOIN with `WHERE right.key IS NULL`. If the right side is
         # Arrow's, it then loses a second IS NULL on that side (DuckDB 2.0).
-        database.execute("SET GLOBAL disabled_optimizers = 'outer_join_simplification'")
+        unused = ",statistics_propagation,compressed_materialization,empty_result_pullup" if planning else ""
+        database.execute(f"SET GLOBAL disabled_optimizers = 'outer_join_simplification{unused}'")
         if not files:
             database.execute(
                 "SET GLOBAL enable_external_access = false; SET GLOBAL lock_configuration = true"
@@ -142,7 +146,7 @@ _RUNNING: WeakSet[_Running] = WeakSet()
 def _close_running() -> None:
     for each in list(_RUNNING):
         each.close()
-    for (process, _), database in _DATABASES.items():
+    for (process, *_), database in _DATABASES.items():
         if process == os.getpid():
             database.close()
 
@@ -216,6 +220,25 @@ class Engine:
                 return in_arrow(database.sql(self._sql)).to_arrow_reader(1).schema
             except duckdb.Error as error:
                 raise self._said(error, ()) from None
+
+    def operators(self) -> tuple[dict[str, str], list[Any]]:
+        """Return the tables by their names in DuckDB, and the trees of DuckDB's operators. No row is read."""
+        import duckdb
+        import msgspec
+
+        if any(source.schema is None for source in self._sources.values()):
+            raise SqlError("the plan is not known before the query is run: it reads a file or a view of one")
+        with connect(files=self._files, planning=True) as database:
+            try:
+                for name, source in self._sources.items():
+                    assert source.schema is not None
+                    database.register("empty", source.schema.empty_table())
+                    database.execute(f"CREATE TEMP TABLE {self._names[name]} AS FROM empty")
+                    database.unregister("empty")
+                ((_, text),) = database.execute(f"EXPLAIN (FORMAT JSON) {self._sql}").fetchall()
+            except duckdb.Error as error:
+                raise self._said(error, ()) from None
+        return {own: name for name, own in self._names.items()}, msgspec.json.decode(text)
 
     def place_types(self, marks: Sequence[str]) -> list[pa.DataType | None]:
         """Return the types of values that the query has as these texts; None if a type is open."""

@@ -9,7 +9,7 @@ that can matter (`tablelayer.sql.sources`). A `Plan` has the decision before any
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -42,9 +42,10 @@ class Plan:
     """The plan of a query: `steps`, one for each table that is read, and whether DuckDB processes their rows.
 
     `run` reads them; rows that DuckDB does not process are streamed. `schema` returns their schema and reads little.
+    `operators` returns DuckDB's names of the tables and its operators (`Engine.operators`); None without DuckDB.
     """
 
-    __slots__ = ("in_duckdb", "run", "schema", "steps")
+    __slots__ = ("in_duckdb", "operators", "run", "schema", "steps")
 
     def __init__(
         self,
@@ -52,12 +53,13 @@ class Plan:
         run: Callable[[], pa.Table | pa.RecordBatchReader],
         *,
         schema: Callable[[], pa.Schema] | None = None,
-        in_duckdb: bool = False,
+        operators: Callable[[], tuple[Mapping[str, str], list[Any]]] | None = None,
     ) -> None:
         self.steps = steps
         self.run = run
         self.schema = schema or (lambda: run().schema)
-        self.in_duckdb = in_duckdb
+        self.operators = operators
+        self.in_duckdb = operators is not None
 
 
 def run_select(
@@ -103,7 +105,7 @@ def of_duckdb(
     sources = {name: source_of(connection, name, select, known) for name in select.tables}
     engine = Engine(select, sources, files=files, before=before)
     steps = tuple(source.step for source in sources.values())
-    return Plan(steps, engine.reader, schema=engine.schema, in_duckdb=True)
+    return Plan(steps, engine.reader, schema=engine.schema, operators=engine.operators)
 
 
 def place_types(

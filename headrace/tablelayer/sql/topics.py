@@ -135,14 +135,15 @@ class Topic:
                 self.name, {partition: position}, max_bytes=_FETCH_BYTES
             )
             for _, records in found:
-                yield self._rows(partition, records, position, end, columns)
+                yield self.rows(partition, records, position, end, columns)
             if positions[partition] <= position:
                 return  # the rest belongs to an undecided transaction, or was deleted
             position = positions[partition]
 
-    def _rows(
+    def rows(
         self, partition: int, records: RecordColumns, begin: int, end: int, columns: Sequence[str]
     ) -> pa.RecordBatch:
+        """Return the rows of records from offset `begin` to `end` (exclusive)."""
         count = len(records)
         pieces: dict[str, Sequence[bytes | None]] = {
             "key": records.keys() if {"key", "key_bytes"} & set(columns) else (),

@@ -12,6 +12,14 @@ export function h(name, attributes, ...children) {
   return made;
 }
 
+// The answer of /api/about, filled in before the first page is shown.
+export const about = { writes: false, version: "", server: "" };
+
+let leaving = [];
+// Calls `act` when the page is left.
+export const onLeave = (act) => { leaving.push(act); };
+export function leave() { for (const act of leaving.splice(0)) act(); }
+
 export async function ask(path, options) {
   const answer = await fetch(path, options);
   let found;
@@ -65,66 +73,80 @@ export const moment = (ms) => (ms === null || ms === undefined || ms < 0 ? "–"
 
 export const failure = (error) => h("p", { class: "error", role: "alert" }, error.message || String(error));
 
-// columns: [title, (row) => text or node, "number" | "code" | ""]
-export function grid(columns, rows, label) {
-  if (!rows.length) return h("p", { class: "soft" }, "Nothing here.");
+const cellOf = ([title, cell, kind], row) => {
+  const value = cell(row);
+  return value === null || value === undefined
+    ? h("td", { class: `null ${kind || ""}`.trim(), role: "cell", "data-title": title }, "null")
+    : h("td", { class: kind || null, role: "cell", "data-title": title }, value instanceof Node || Array.isArray(value) ? value : String(value));
+};
+export const cellsOf = (columns, row) => columns.map((column) => cellOf(column, row));
+
+// columns: [title, (row) => text or node, "number" | "code" | ""]. A table of more than three columns is a list of cards
+// on a narrow page. `empty`: what to show and to do if there are no rows. `always`: the table, even without rows.
+export function grid(columns, rows, label, { empty = "Nothing here.", always = false } = {}) {
+  if (!rows.length && !always) return h("p", { class: "soft empty" }, empty);
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label || "Table" },
-    h("table", {},
-      h("thead", {}, h("tr", {}, columns.map(([title, , kind]) => h("th", { scope: "col", class: kind || null }, title)))),
-      h("tbody", {}, rows.map((row) => h("tr", {}, columns.map(([, cell, kind]) => {
-        const value = cell(row);
-        return value === null || value === undefined
-          ? h("td", { class: "null" }, "null")
-          : h("td", { class: kind || null }, value instanceof Node || Array.isArray(value) ? value : String(value));
-      }))))));
+    h("table", { class: columns.length > 3 ? "as-cards" : null, role: "table" },
+      h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, columns.map(([title, , kind]) => h("th", { scope: "col", role: "columnheader", class: kind || null }, title)))),
+      h("tbody", { role: "rowgroup" }, rows.map((row) => h("tr", { role: "row" }, cellsOf(columns, row))))));
+}
+
+// A summary that opens: `build` makes what is below it when it is opened for the first time.
+export function unfolding(summary, build) {
+  const made = h("details", { ontoggle: async () => { if (made.open && !made.dataset.built) { made.dataset.built = ""; made.append(...(await build()).flat(9)); } } }, h("summary", {}, summary));
+  return made;
 }
 
 export const shown = (value) => (value !== null && typeof value === "object" ? JSON.stringify(value) : value);
 
-export function rowsGrid(found, label) {
-  const columns = found.columns.map((column, index) => [column.name, (row) => shown(row[index]),
-    /^(u?int|float|double|decimal)/.test(column.type) ? "number" : "code"]);
-  return grid(columns, found.rows, label);
+export const isNumeric = (column) => /^(u?int|float|double|decimal)/.test(column.type);
+
+export function rowsGrid(found, label, empty = "No row.") {
+  const columns = found.columns.map((column, index) => [column.name, (row) => shown(row[index]), isNumeric(column) ? "number" : "code"]);
+  return listing(columns, found.rows, label, { empty, page: matchMedia("(max-width: 40rem)").matches ? 20 : 50 });
 }
 
-const SVG = "http://www.w3.org/2000/svg";
-function s(name, attributes, text) {
-  const made = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  if (text !== undefined) made.textContent = text;
-  return made;
+// A grid whose rows are sorted by its headers, shown `page` at a time and, with `filter`, chosen by a text. A fourth element
+// of a column, (row) => value, is what it is sorted by.
+export function listing(columns, rows, label, { empty, filter = false, page = 100, sort = true } = {}) {
+  if (!rows.length) return grid(columns, rows, label, { empty });
+  let chosen = rows, at = 0, by = -1, descending = false;
+  const place = h("div", {}), told = h("span", { class: "soft", role: "status" });
+  const turn = (to, title) => h("button", { type: "button", onclick: () => { at = to(); draw(); } }, title);
+  const back = turn(() => at - page, "Previous"), on = turn(() => at + page, "Next"), pager = h("div", { class: "pager" }, back, told, on);
+  const value = (row) => { const [, cell, kind, raw] = columns[by]; const found = (raw || cell)(row); const text = found instanceof Node ? found.textContent : found;
+    return kind === "number" && typeof text === "string" && text !== "" && !Number.isNaN(Number(text.replaceAll(",", ""))) ? Number(text.replaceAll(",", "")) : text; };
+  const words = new Map();
+  const wordsOf = (row) => { if (!words.has(row)) words.set(row, columns.map(([, cell]) => { const found = cell(row); return found instanceof Node ? found.textContent : found; }).join(" ").toLowerCase()); return words.get(row); };
+  const input = h("input", { type: "search", oninput: () => { chosen = rows.filter((row) => wordsOf(row).includes(input.value.toLowerCase())); at = 0; arrange(); } });
+  const arrange = () => {
+    if (by >= 0) chosen = chosen.map((row) => [value(row), row]).sort(([one], [other]) => (one === other ? 0
+      : one === null || one === undefined ? 1 : other === null || other === undefined ? -1
+        : (typeof one === "number" && typeof other === "number" ? one - other : String(one).localeCompare(String(other), "en", { numeric: true })) * (descending ? -1 : 1))).map(([, row]) => row);
+    draw();
+  };
+  const draw = () => {
+    const made = grid(columns, chosen.slice(at, at + page), label, { empty: "No row has this text. Change the filter." });
+    if (sort) made.querySelectorAll("th").forEach((head, index) => {
+      const title = head.textContent;
+      if (!title) return;
+      if (index === by) head.setAttribute("aria-sort", descending ? "descending" : "ascending");
+      head.replaceChildren(h("button", { type: "button", class: "sort", onclick: () => { descending = by === index && !descending; by = index; at = 0; arrange(); place.querySelectorAll("th button")[index]?.focus(); } }, title));
+    });
+    place.replaceChildren(made);
+    back.disabled = at === 0; on.disabled = at + page >= chosen.length;
+    pager.hidden = chosen.length <= page;
+    told.textContent = `${count(at + 1)} to ${count(Math.min(at + page, chosen.length))} of ${count(chosen.length)}`;
+  };
+  draw();
+  return h("div", {}, filter && rows.length > 5 ? h("form", { onsubmit: (event) => event.preventDefault() }, field("Filter", input)) : "", place, pager);
 }
 
-// points: [[x, y]] in order of x
-export function plot(title, points, format, label) {
-  const width = 400, height = 140, left = 56, bottom = 18;
-  const picture = s("svg", { viewBox: `0 0 ${width} ${height}`, class: "plot", role: "img", "aria-label": `${title}: ${points.length ? format(points.at(-1)[1]) : "no values yet"}` });
-  if (points.length > 1) {
-    const xs = points.map(([x]) => x), ys = points.map(([, y]) => y);
-    const least = xs[0], most = xs.at(-1) === least ? least + 1 : xs.at(-1), top = Math.max(...ys, 1e-9) * 1.05;
-    const at = ([x, y]) => `${(left + ((x - least) / (most - least)) * (width - left - 4)).toFixed(1)},${(height - bottom - (y / top) * (height - bottom - 8)).toFixed(1)}`;
-    const line = points.map(at).join(" ");
-    for (const part of [0, 0.5, 1]) {
-      const y = height - bottom - part * (height - bottom - 8);
-      picture.append(s("line", { class: "axis", x1: left, x2: width, y1: y, y2: y }),
-        s("text", { x: left - 4, y: y + 3, "text-anchor": "end" }, format(top * part)));
-    }
-    picture.append(s("polygon", { class: "area", points: `${at([least, 0])} ${line} ${at([most, 0])}` }), s("polyline", { class: "line", points: line }),
-      s("text", { x: left, y: height - 4 }, label(least)), s("text", { x: width, y: height - 4, "text-anchor": "end" }, label(most)));
-  }
-  return h("section", {}, h("h2", {}, title), points.length > 1 ? picture : h("p", { class: "soft" }, "Collecting: the plot begins in a few seconds."));
-}
-
-// pairs: [[name, number]]
-export function bars(title, pairs) {
-  const most = Math.max(...pairs.map(([, value]) => value), 1e-9), step = 20, width = 400;
-  const picture = s("svg", { viewBox: `0 0 ${width} ${pairs.length * step}`, class: "plot", role: "img", "aria-label": title });
-  pairs.forEach(([name, value], index) => {
-    const y = index * step, long = Math.max(0, (value / most) * 220);
-    picture.append(s("text", { x: 96, y: y + 13, "text-anchor": "end" }, String(name).slice(0, 18)),
-      s("rect", { class: "bar", x: 100, y: y + 3, width: long, height: step - 6 }), s("text", { x: 104 + long, y: y + 13 }, count(value)));
-  });
-  return picture;
+// Saves a text as a file of the reader's machine.
+export function download(name, text, type) {
+  const at = URL.createObjectURL(new Blob([text], { type }));
+  h("a", { href: at, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(at), 10000);
 }
 
 export function field(title, input, kind) {

@@ -17,20 +17,22 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.protocol.errors import ErrorCode, KafkaError
-from headrace.tablelayer.cli.console import _query
+from headrace.tablelayer.cli.console import _plan, _query
 from headrace.tablelayer.cli.main import app
-from headrace.tablelayer.client import Connection, UnsupportedRequest, connect
+from headrace.tablelayer.client import Connection, UnsupportedRequest, connect, stopping
 from headrace.tablelayer.client.admin.produce import OutgoingRecord
 from headrace.tablelayer.console.access import Access
 from headrace.tablelayer.console.app import SECURITY_HEADERS, endpoints, make_app
 from headrace.tablelayer.console.history import History, Look, rates
 from headrace.tablelayer.console.rights import Rights
 from headrace.tablelayer.console.routes import openapi
-from headrace.tablelayer.console.tables import Tables
+from headrace.tablelayer.console.tables import Sql, Tables
+from headrace.tablelayer.console.tails import BEHIND_MAX, ROWS_MAX, TEXT_BYTES_MAX, Tail, _catch_up
 from headrace.tablelayer.console.values import plain, text_of
 from headrace.tablelayer.console.views import Views
 from headrace.tablelayer.tests.cli.conftest import ROOT, Served
 
+SQL = Sql(_query, _plan)
 HOSTILE = "<img src=x onerror=alert(1)>\"';"
 
 
@@ -93,7 +95,7 @@ def client_of(connection: Connection, access: Access | None = None, *, writes: b
     history = History(lambda: connection)
     app = make_app(
         connection,
-        _query,
+        SQL,
         access or Access(),
         allow_writes=writes,
         version="1",
@@ -141,13 +143,19 @@ def test_topics_groups_and_brokers_are_shown(get: Any) -> None:
 def test_records_are_found_by_place_time_key_and_text(get: Any) -> None:
     def offsets(**query: Any) -> list[tuple[int, int]]:
         found = get("/api/topics/clicks/records", **query)
-        return [(each["partition"], each["offset"]) for each in found["records"]]
+        return [(each["partition"], each["offset"]) for each in found.get("records", ())]
 
     assert offsets(partition=1, offset=17) == [(1, 17), (1, 18), (1, 19)]
     assert offsets(key="k4") == [(0, 2)]
     assert offsets(contains='"n": 7}') == [(1, 3)]
     assert offsets(timestamp=1_000_037, partition=1) == [(1, 18), (1, 19)]
     assert len(offsets(limit=7)) == 7
+    assert offsets(where="json->>'$.n' = '7' OR hex(key_bytes) = '6B34'") == [(0, 2), (1, 3)]
+    assert offsets(where="(json->>'$.n')::INT < 10 AND partition = 1", limit=2, newest="true") == [
+        (1, 3),
+        (1, 4),
+    ]
+    assert offsets(where="exists (FROM read_text('/etc/passwd'))", status=400) == []
     page = get("/api/topics/clicks/records", partition=0, limit=15)
     assert (page["complete"], page["next"]) == (False, {"0": 15})
     rest = get("/api/topics/clicks/records", partition=0, offset=page["next"]["0"])
@@ -184,6 +192,22 @@ def test_sql_asks_tables_and_nothing_else(connection: Connection) -> None:
     assert answer["rows"] == [[0, 10], [1, 10]]
     plan = ask("EXPLAIN SELECT * FROM fruit WHERE id = 3").json()
     assert "lookup" in plan["text"] if "text" in plan else "lookup" in json.dumps(plan["rows"])
+    joined = (
+        "SELECT name, count(*) FROM fruit JOIN pair ON id = a WHERE id > 3 GROUP BY name ORDER BY 2 LIMIT 5"
+    )
+    tree = client.post("/api/sql/plan", json={"query": joined}).json()["plan"]
+    names, unread = [], [tree]
+    while unread:
+        names.append(unread[0]["name"])
+        unread = [*unread[0]["children"], *unread[1:]]
+    assert (names[:2], "hash join" in names) == (["DuckDB", "top n"], True)
+    assert {"read default.fruit", "read default.pair"} < set(names), names
+    simple = client.post("/api/sql/plan", json={"query": "SELECT * FROM fruit WHERE id = 3"}).json()["plan"]
+    assert [(each["name"], each["details"]["way"]) for each in simple["children"]] == [
+        ("read default.fruit", "lookup")
+    ]
+    for bad in ("DROP TABLE fruit", "SELECT f.id FROM fruit f, read_text('/etc/passwd')", "SELEC"):
+        assert client.post("/api/sql/plan", json={"query": bad}).status_code == 400, bad
     for bad in (
         "SELECT * FROM read_csv('/etc/passwd')",
         "SELECT * FROM '/etc/passwd'",
@@ -400,16 +424,55 @@ def test_a_group_is_reset_to_a_time(connection: Connection) -> None:
     assert "earliest, latest, an offset or a time such as" in reset("yesterday")
 
 
-def test_a_tail_shows_what_comes(connection: Connection) -> None:
+def taken_from(tail: Tail, count: int) -> dict[str, Any]:
+    """The sums of what came, until `count` came."""
+    seen: dict[str, Any] = {"rows": [], "came": 0, "matched": 0, "passed_over": 0}
+    deadline = time.monotonic() + 60
+    while seen["came"] < count:
+        assert time.monotonic() < deadline, (seen, tail.failure)
+        taken = tail.take() or {}
+        assert len(taken.get("rows", ())) <= ROWS_MAX
+        for name, value in taken.items():
+            seen[name] += value
+        time.sleep(0.01)
+    return seen
+
+
+def test_a_tail_shows_what_comes(connection: Connection, get: Any) -> None:
     connection.kafka.create_topic("tailed")
-    client = client_of(connection)
-    views = Views(connection, History(lambda: connection))
-    found = views.tail("tailed", None)
-    assert next(found) == []
-    connection.kafka.produce("tailed", [OutgoingRecord(b"first")])
-    assert [each.value for each in next(found)] == [b"first"]
-    assert client.get("/api/topics/none/tail").status_code == 404
-    assert client.get("/api/topics/tailed/tail?partition=7").status_code == 400
+    views, tables = Views(connection, History(lambda: connection)), Tables(connection, SQL)
+    value = json.dumps({"n": 7, "long": "x" * 10_000}).encode()
+    stops = [stopping.Stop() for _ in range(3)]
+    every = Tail(views.tail("tailed", None, None, None, None), stops[0])
+    some = Tail(views.tail("tailed", None, None, None, "json->>'$.n' = '7' AND \"offset\" > 500"), stops[1])
+    changes = Tail(tables.tail("default.fruit", "id >= 1000"), stops[2])
+    for each in (every, some, changes):
+        each.start()
+    connection.kafka.produce("tailed", [OutgoingRecord(b"first"), *[OutgoingRecord(value)] * 999])
+    came = taken_from(every, 1000)
+    assert (came["matched"], came["passed_over"]) == (1000, 0)
+    assert [each["offset"] for each in came["rows"]][-ROWS_MAX:] == list(range(1000 - ROWS_MAX, 1000))
+    newest = came["rows"][-1]["value"]
+    assert (len(newest["text"]), newest["size"]) == (TEXT_BYTES_MAX, len(value))
+    assert taken_from(some, 1000)["matched"] == 499
+    fruit = connection.table("default.fruit")
+    fruit.upsert([{"id": 1000, "name": "a", "big": 2**60}, {"id": 999, "name": "hidden", "big": 0}])
+    fruit.delete([{"id": 1000}, {"id": 999}])
+    found = taken_from(changes, 2)
+    assert [(each["change"], each["row"]) for each in found["rows"]] == [
+        ("+I", [1000, "a", str(2**60)]), ("-D", [1000, "a", str(2**60)]),
+    ]  # fmt: skip
+    for stop in stops:
+        stop.set()
+    assert _catch_up({0: 10, 1: 10}, {0: BEHIND_MAX + 10, 1: BEHIND_MAX + 11}) == BEHIND_MAX + 1 - ROWS_MAX
+    for path, status, words, query in (
+        ("/api/topics/none/tail", 404, "no topic none", {}),
+        ("/api/topics/tailed/tail", 400, "no partition 7", {"partition": "7"}),
+        ("/api/topics/tailed/tail", 400, "the condition cannot be used", {"where": "nonsense ("}),
+        ("/api/topics/tailed/tail", 400, "the condition cannot be used", {"where": "read_text('/etc/passwd') = ''"}),
+        ("/api/tables/default.fruit/tail", 400, "nonsense", {"where": "nonsense = 1"}),
+    ):  # fmt: skip
+        assert words in get(path, status, **query)["error"], path
 
 
 def test_the_command_serves_until_it_is_told_to_stop(connection: Connection, tmp_path: Path) -> None:
@@ -517,7 +580,7 @@ def test_the_page_has_nothing_from_elsewhere_and_nothing_inline() -> None:
 
 def test_the_document_has_every_endpoint(connection: Connection) -> None:
     declared = endpoints(
-        Views(connection, History(lambda: connection)), Tables(connection, _query), Rights(connection)
+        Views(connection, History(lambda: connection)), Tables(connection, SQL), Rights(connection)
     )
     document = client_of(connection).get("/openapi.json").json()
     assert document == json.loads(json.dumps(openapi(declared, "1")))
@@ -568,4 +631,4 @@ def test_a_server_that_does_not_list_snapshots_has_a_page_all_the_same() -> None
             def snapshots(_: str) -> Any:
                 raise UnsupportedRequest("an older server")
 
-    assert Tables(Older(), _query).snapshots("default.t") == {"buckets": []}  # type: ignore[arg-type]
+    assert Tables(Older(), SQL).snapshots("default.t") == {"buckets": []}  # type: ignore[arg-type]

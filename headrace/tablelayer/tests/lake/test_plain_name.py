@@ -28,12 +28,13 @@ from pyspark import cloudpickle
 from typer.testing import CliRunner
 
 from headrace.tablelayer import plugins
-from headrace.tablelayer.cli.console import _query
+from headrace.tablelayer.cli.console import _plan, _query
 from headrace.tablelayer.cli.main import app
 from headrace.tablelayer.client import ClientConfig, ClientError, Connection, connect, connect_async
 from headrace.tablelayer.console.access import Access
 from headrace.tablelayer.console.app import make_app
 from headrace.tablelayer.console.history import History
+from headrace.tablelayer.console.tables import Sql
 from headrace.tablelayer.flight.server import FlightSql
 from headrace.tablelayer.lake.adapter import LogCutError
 from headrace.tablelayer.model.errors import TableError
@@ -364,7 +365,7 @@ def test_the_other_programs_have_all_rows_too(
 
     console = make_app(
         client,
-        _query,
+        Sql(_query, _plan),
         Access(),
         allow_writes=False,
         version="1",

@@ -12,11 +12,12 @@ import httpx
 import pyarrow as pa
 from pyarrow import flight
 
-from headrace.tablelayer.cli.console import _query
+from headrace.tablelayer.cli.console import _plan, _query
 from headrace.tablelayer.client import Connection, TableError, TableErrorCode
 from headrace.tablelayer.console.access import Access
 from headrace.tablelayer.console.app import make_app
 from headrace.tablelayer.console.history import History
+from headrace.tablelayer.console.tables import Sql
 from headrace.tablelayer.flight.messages import packed
 from headrace.tablelayer.flight.server import FlightSql
 from headrace.tablelayer.sql.session import Session
@@ -52,7 +53,13 @@ def open_doors(connection: Connection, database: str) -> Iterator[Doors]:
     client = flight.connect(f"grpc://127.0.0.1:{server.port}")
     history = History(lambda: connection)
     app = make_app(
-        connection, _query, Access(), allow_writes=False, version="1", server="here", history=history
+        connection,
+        Sql(_query, _plan),
+        Access(),
+        allow_writes=False,
+        version="1",
+        server="here",
+        history=history,
     )
 
     def by_flight(text: str) -> pa.Table:

@@ -1,0 +1,70 @@
+// Line and bar plots by uPlot, in the colours of the page, with the values under the pointer below them.
+import uPlot from "./vendor/uplot.js";
+import { count, h, onLeave } from "./parts.js";
+
+const COLORS = 6;
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const two = (number) => String(number).padStart(2, "0");
+const TICKS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, ...Array.from({ length: 16 }, (_, power) => [1, 2, 5].map((each) => each * 10 ** power)).flat()];
+const BINARY = Array.from({ length: 56 }, (_, power) => 2 ** power);
+
+// The text of a moment on an axis or below the pointer, in UTC. `step` is the distance of two ticks, in seconds.
+export function clock(seconds, step = 1) {
+  const at = new Date(seconds * 1000), day = at.toISOString().slice(0, 10);
+  if (step >= 86400) return day;
+  const time = `${two(at.getUTCHours())}:${two(at.getUTCMinutes())}`;
+  return step < 60 ? `${time}:${two(at.getUTCSeconds())}` : time;
+}
+
+// Draws into a new element. `x`: numbers in order, those of `names` if there are any; seconds since 1970 if `time`.
+// `series`: [{ label, values }]. `by` says what `x` is.
+export function chart({ title, x, series, kind = "line", time = false, names = null, by = "", format = count, binary = false, height = 200 }) {
+  const place = h("div", { class: "chart", role: "img", "aria-label": title });
+  const label = (index) => (names ? String(names[index] ?? "") : time ? clock(x[index]) : count(x[index]));
+  const long = names ? Math.min(18, Math.max(...names.map((each) => String(each).length))) : 0;
+  const axis = { stroke: () => colour("--soft"), grid: { stroke: () => colour("--line"), width: 1 }, ticks: { stroke: () => colour("--line"), width: 1, size: 4 }, font: "12px system-ui, sans-serif" };
+  const grouped = kind === "bar" ? series.length : 0, wide = 0.8 / Math.max(grouped, 1);
+  const paths = (index) => (kind === "bar" ? uPlot.paths.bars({ disp: {
+    x0: { unit: 1, values: (plot) => plot.data[0].map((at) => at - 0.4 + index * wide) }, size: { unit: 1, values: (plot) => plot.data[0].map(() => wide) } } }) : undefined);
+  const least = Math.min(0, ...series.map((each) => each.values.reduce((found, value) => (value === null ? found : Math.min(found, value)), 0)));
+  const options = (width) => ({
+    width, height: height + long * 4, legend: { live: true },
+    tzDate: (at) => uPlot.tzDate(new Date(at * 1000), "Etc/UTC"),
+    cursor: { y: false, points: { size: 7 } },
+    scales: { x: { time, ...(names ? { range: [-0.6, names.length - 0.4] } : {}) }, y: { range: (_, low, high) => (least < 0 ? uPlot.rangeNum(low, high, 0.1, true) : [0, high > 0 ? high * 1.08 : 1]) } },
+    series: [{ label: time ? "time (UTC)" : by, value: (_, value, __, index) => (index === null || index === undefined ? "–" : time ? `${new Date(value * 1000).toISOString().slice(0, 10)} ${clock(value)}` : label(index)) },
+      ...series.map((each, index) => ({ label: each.label, stroke: () => colour(`--plot-${index % COLORS}`), fill: kind === "bar" ? () => colour(`--plot-${index % COLORS}`) : series.length === 1 ? () => `${colour("--plot-0")}22` : undefined,
+        width: kind === "bar" ? 0 : 1.6, paths: paths(index), points: { show: kind !== "bar" && x.length === 1 }, spanGaps: false, value: (_, value) => (value === null || value === undefined ? "–" : format(value)) }))],
+    axes: [{ ...axis, space: names ? 30 : 70, incrs: names ? TICKS.filter((each) => each >= 1) : undefined, rotate: long > 5 ? -40 : 0, size: names ? 28 + (long > 5 ? long * 5 : 0) : 30,
+      values: (_, ticks, __, ___, step) => ticks.map((tick) => (names ? (Number.isInteger(tick) ? label(tick).slice(0, 18) : "") : time ? clock(tick, step) : format(tick))) },
+    { ...axis, space: 34, incrs: binary ? BINARY : TICKS, size: (_, values) => 14 + 7 * Math.max(4, ...(values || []).map((each) => each.length)), values: (_, ticks) => ticks.map(format) }],
+  });
+  let plot = null;
+  const seen = new ResizeObserver(([entry]) => {
+    const width = Math.floor(entry.contentRect.width);
+    if (!width) return;
+    if (plot) plot.setSize({ width, height: height + long * 4 });
+    else plot = new uPlot(options(width), [x, ...series.map((each) => each.values)], place);
+  });
+  const again = () => { if (plot) plot.redraw(true, true); };
+  seen.observe(place);
+  addEventListener("themed", again);
+  const end = () => { seen.disconnect(); removeEventListener("themed", again); if (plot) { plot.destroy(); plot = null; } };
+  onLeave(end);
+  return { element: place, set: (data) => { if (plot) plot.setData(data); }, end };
+}
+
+// A plot over time that is drawn again by `set`. `series`: [[label, name of the field]]; `points`: objects with time_ms.
+export function overTime(title, series, format, binary = false) {
+  const page = h("section", {}, h("h2", {}, title)), soft = h("p", { class: "soft" }, "Collecting: the plot begins in a few seconds.");
+  let made = null;
+  page.append(soft);
+  const set = (points) => {
+    if (points.length < 2) return;
+    const x = points.map((each) => each.time_ms / 1000), values = series.map(([, name]) => points.map((each) => each[name] ?? null));
+    if (made) { made.set([x, ...values]); return; }
+    made = chart({ title, x, series: series.map(([label], index) => ({ label, values: values[index] })), time: true, format, binary, height: 150 });
+    soft.replaceWith(made.element);
+  };
+  return { page, set };
+}

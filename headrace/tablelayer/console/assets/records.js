@@ -1,0 +1,94 @@
+// A topic's records: searched, followed, downloaded, produced.
+import { ask, count, counted, download, failure, field, grid, h, moment, newest, onLeave, query, send, shown, size, unfolding } from "./parts.js";
+import { liveButtons, liveList } from "./live.js";
+
+function text(value) {
+  if (value === null) return null;
+  const cut = value.encoding === "utf-8" && isCut(value) ? ` … (${size(value.size)})` : "";
+  return (value.encoding === "base64" ? "base64 " : "") + value.text + cut;
+}
+
+const isCut = (value) => value !== null && value.size > value.text.length && value.text.length >= 1000 && new TextEncoder().encode(value.text).length < value.size;
+
+function pretty(value) {
+  try { return JSON.stringify(JSON.parse(value), null, 2); } catch { return value; }
+}
+
+export function browser(at, found) {
+  const list = h("div", {}), state = h("p", { class: "soft", role: "status" });
+  const from = h("select", {}, [["newest", "the newest"], ["earliest", "the beginning"], ["offset", "an offset"], ["timestamp", "a time"]].map(([value, title]) => h("option", { value }, title)));
+  const where = h("input", { placeholder: "offset, or 2024-09-19T12:00" });
+  const partition = h("select", {}, h("option", { value: "" }, "all"), found.partitions.map((each) => h("option", { value: each.partition }, each.partition)));
+  const key = h("input", {}), contains = h("input", { type: "search" }), limit = h("input", { type: "number", value: 50, min: 1, max: 500 });
+  const condition = h("input", { placeholder: "json->>'$.user' = '7'", spellcheck: "false", class: "mono" });
+  const asTable = h("input", { type: "checkbox", onchange: () => draw() });
+  const more = h("button", { type: "button", onclick: () => load(true) }, "More");
+  const saved = h("button", { type: "button", onclick: () => download(`${found.name}.jsonl`, records.map((each) => `${JSON.stringify(each)}\n`).join(""), "application/x-ndjson") }, "Download");
+  let records = [], next = null;
+  const begin = newest();
+  const wanted = () => ({ partition: partition.value, key: key.value, contains: contains.value, where: condition.value });
+
+  // A record of a live tail has the beginning of a long value: the whole record is asked for when it is opened.
+  const whole = async (each) => (isCut(each.value) ? (await ask(`${at}/records${query({ partition: each.partition, offset: each.offset, limit: 1 })}`)).records[0] || each : each);
+  const detail = (each) => async () => {
+    try {
+      const record = await whole(each);
+      return [h("pre", {}, pretty(text(record.value) || "")), record.headers.length ? grid([["header", (one) => one.name, "code"], ["value", (one) => text(one.value), "code"]], record.headers, "Headers") : ""];
+    } catch (error) { return [failure(error)]; }
+  };
+  const columns = [["partition", (each) => each.partition, "number"], ["offset", (each) => each.offset, "number"], ["time (UTC)", (each) => moment(each.timestamp_ms), "time"],
+    ["key", (each) => text(each.key), "code"], ["value", (each) => (each.value === null ? null : unfolding((text(each.value) || "").slice(0, 160) || "(empty)", detail(each))), "code long"]];
+  const fields = () => {
+    const rows = records.map((each) => { try { return [each, JSON.parse(each.value.text)]; } catch { return [each, null]; } });
+    const names = [...new Set(rows.flatMap(([, row]) => (row && typeof row === "object" && !Array.isArray(row) ? Object.keys(row) : [])))].slice(0, 60);
+    return grid([...columns.slice(0, 4).map(([title, cell, kind]) => [title, ([each]) => cell(each), kind]), ...names.map((name) => [name, ([, row]) => shown(row?.[name]), "code"])], rows, "Records as rows");
+  };
+  const filtered = () => key.value || contains.value || condition.value;
+  const draw = () => list.replaceChildren(asTable.checked && records.length ? fields() : grid(columns, records, "Records", { empty: filtered()
+    ? "No record matches. Change the key, the text or the condition, or begin earlier."
+    : "This topic has no record here. Produce one, or start the live tail and wait." }));
+  const live = liveButtons(state, (ended) => {
+    begin.stop();
+    return liveList({ url: `${at}/tail${query(wanted())}`, state, columns, noun: "record", ended });
+  }, (made) => list.replaceChildren(made));
+
+  async function load(further) {
+    live.stop();
+    const signal = begin();
+    state.textContent = "Reading …";
+    try {
+      const asked = { ...wanted(), limit: limit.value }, kind = from.value;
+      if (further && next) { if (partition.value) asked.offset = next[partition.value]; }
+      else if (kind === "newest") asked.newest = true;
+      else if (kind === "offset") asked.offset = where.value;
+      else if (kind === "timestamp") asked.timestamp = Date.parse(where.value.includes("Z") || /[+-]\d\d:?\d\d$/.test(where.value) ? where.value : `${where.value}Z`) || where.value;
+      const answer = await ask(`${at}/records${query(asked)}`, { signal });
+      if (signal.aborted) return;
+      records = kind === "newest" ? answer.records.reverse() : answer.records; next = answer.next;
+      more.disabled = answer.complete || !partition.value || kind === "newest";
+      more.title = partition.value ? "" : "choose a partition to continue from the last record";
+      saved.disabled = !records.length;
+      const dark = answer.without_leader.length ? `; without a leader, and left out: ${answer.without_leader.join(", ")}` : "";
+      state.textContent = `${counted(records.length, "record")} of ${count(answer.looked_at)} looked at${kind === "newest" ? ", the newest first" : ""}${answer.complete ? "" : "; there are more"}${dark}`;
+      draw();
+    } catch (error) { if (!signal.aborted) { state.textContent = ""; list.replaceChildren(failure(error)); } }
+  }
+  onLeave(() => { live.stop(); begin.stop(); });
+  load(false);
+  return h("section", {}, h("form", { onsubmit: (event) => { event.preventDefault(); load(false); } }, field("From", from), field("Offset or time (UTC)", where),
+    field("Partition", partition), field("Key", key), field("Value contains", contains), field("Condition (SQL)", condition), field("At most", limit),
+    h("button", { class: "main", type: "submit" }, "Show"), more, ...live.buttons, saved, field("JSON fields as columns", asTable, "check")), state, list);
+}
+
+export function producing(at) {
+  const key = h("input", {}), value = h("textarea", { "aria-label": "Value" }), headers = h("input", { placeholder: '{"name": "value"}' }), said = h("div", { role: "status" });
+  return h("section", {}, h("form", { onsubmit: async (event) => {
+    event.preventDefault();
+    try {
+      const record = { value: value.value, headers: headers.value ? JSON.parse(headers.value) : {} };
+      if (key.value) record.key = key.value;
+      const [place] = (await send(`${at}/records`, { records: [record] })).written;
+      said.replaceChildren(h("p", { class: "good" }, `Written to partition ${place.partition} at offset ${place.offset}.`));
+    } catch (error) { said.replaceChildren(failure(error)); }
+  } }, field("Key", key), field("Headers (JSON)", headers), field("Value", value, "wide"), h("button", { class: "main", type: "submit" }, "Produce")), said);
+}
