@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from headrace.tablelayer.client import Connection
     from headrace.tablelayer.console.access import Access
+    from headrace.tablelayer.console.ring import Ring
     from headrace.tablelayer.sql.select import Plan
 
 _PATIENCE_SECONDS = 0.4
@@ -45,6 +46,7 @@ def run_console(
     allow_writes: bool,
     flight_sql: str | None = None,
     query_seconds: float = 60.0,
+    history: Path | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT. Raises CommandError if it cannot start."""
     try:
@@ -90,6 +92,7 @@ def run_console(
         names = {f"{name}:{place[1]}" for name in ("127.0.0.1", "localhost", "[::1]")} if is_local else set()
         access = Access(credentials, token, frozenset(name.lower() for name in (*names, *hosts)))
         running = Running(query_seconds)
+        ring = _ring(connection, history)
 
         class Server(uvicorn.Server):
             async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -107,6 +110,7 @@ def run_console(
             allow_writes=allow_writes,
             version=_version(),
             server=connection.bootstrap,
+            ring=ring,
             running=running,
         )
         shown = f"[{place[0]}]" if ":" in place[0] else place[0]
@@ -117,6 +121,8 @@ def run_console(
             )  # uvicorn ends by the signal, and raises it again afterwards
         with _flight(connection, access, flight_sql):
             Server(listener).run(sockets=[bound])
+        if ring is not None:
+            ring.close()
         if any(each is not threading.main_thread() and not each.daemon for each in threading.enumerate()):
             sys.stdout.flush()
             os._exit(0)  # a request computes in a library and cannot be stopped
@@ -182,6 +188,22 @@ def _in_words() -> Iterator[None]:
         if type(error) is TableError:
             raise
         raise ValueError(error.message) from None
+
+
+def _ring(connection: Connection, path: Path | None) -> Ring | None:
+    """Open the file that keeps the numbers of plots."""
+    from headrace.tablelayer.console.ring import Ring
+
+    if path is None:
+        return None
+    try:
+        return Ring(path, str(connection.kafka.describe_cluster().cluster_id))
+    except BlockingIOError:
+        raise CommandError(
+            f"{path} belongs to another console that is running: give each one its own --history"
+        ) from None
+    except OSError as error:
+        raise CommandError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -332,6 +332,14 @@ def console(
             help="Time after which a query and any other read of the page and of REST is stopped; 0: never.",
         ),
     ] = 60.0,
+    history: Annotated[
+        Path | None,
+        typer.Option(
+            "--history",
+            metavar="FILE",
+            help="File that keeps the numbers of plots for a day (9 MB); without it they end with the console.",
+        ),
+    ] = None,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
     """Run the web console until Ctrl-C or SIGTERM: a page, and a REST interface (/openapi.json) below it.
@@ -355,6 +363,7 @@ def console(
         allow_writes=allow_writes,
         flight_sql=flight_sql,
         query_seconds=query_seconds,
+        history=history,
     )
 
 

@@ -32,6 +32,7 @@ from headrace.tablelayer.client import ClientError, Connection, KafkaError, Tabl
 from headrace.tablelayer.console.access import Access
 from headrace.tablelayer.console.history import History
 from headrace.tablelayer.console.rights import Rights
+from headrace.tablelayer.console.ring import Ring
 from headrace.tablelayer.console.routes import Endpoint, Parameter, RequestError, openapi
 from headrace.tablelayer.console.running import Running
 from headrace.tablelayer.console.tables import Sql, Tables
@@ -132,8 +133,19 @@ def endpoints(views: Views, tables: Tables, rights: Rights) -> list[Endpoint]:
     partition = Parameter("partition", "Only this partition.", int)
     limit = Parameter("limit", "Maximum number of results.", int, 100)
     return [
+        Endpoint("GET", "/api/overview", "Rates, sizes and health.", views.overview),
         Endpoint(
-            "GET", "/api/overview", "Rates, sizes and health, with plots over the last hour.", views.overview
+            "GET",
+            "/api/plots",
+            "Numbers over time: each 5 seconds of the last hour, or each minute of the last day.",
+            views.plots,
+            [
+                Parameter("of", "The kind of thing: cluster, topic, group, broker or lake.", str, "cluster"),
+                Parameter(
+                    "name", "The name of the topic, group, table in the lake, or the broker's id.", str, ""
+                ),
+                Parameter("minutes", "How far back, in minutes.", int, 60),
+            ],
         ),
         Endpoint("GET", "/api/brokers", "Brokers with their processes and disks.", views.brokers),
         Endpoint("GET", "/api/brokers/{broker}/configs", "A broker's configurations.", views.broker_configs),
@@ -332,14 +344,15 @@ def make_app(
     version: str,
     server: str,
     history: History | None = None,
+    ring: Ring | None = None,
     running: Running | None = None,
 ) -> Asgi:
     """Make the application.
 
-    The caller closes `connection`. `server` is the name that the page shows. `history` None: its own. `running` lets
-    the caller end what runs.
+    The caller closes `connection` and `ring`, which keeps the numbers of plots (None: in memory). `server` is the name
+    that the page shows. `history` None: its own. `running` lets the caller end what runs.
     """
-    known, running = history or History(lambda: connection), running or Running()
+    known, running = history or History(lambda: connection, ring), running or Running()
     views = Views(connection, known)
     declared = endpoints(views, Tables(connection, sql), Rights(connection))
     document = openapi(declared, version)

@@ -13,7 +13,7 @@ from typing import Any, Final
 from headrace.tablelayer.client import ConfigKind, Connection, KafkaError, TableError, UnsupportedRequest
 from headrace.tablelayer.client.admin.produce import OutgoingRecord
 from headrace.tablelayer.client.admin.record_json import record_from_json
-from headrace.tablelayer.console.history import History
+from headrace.tablelayer.console.history import FIELDS, History
 from headrace.tablelayer.console.routes import RequestError
 from headrace.tablelayer.console.tails import Tail, follow_topic
 from headrace.tablelayer.console.values import json_of, record_of
@@ -26,6 +26,7 @@ LOOKED_AT_MAX: Final = 50_000
 """Records that one request searches for matches. The answer says where to continue."""
 LOOK_SECONDS_MAX: Final = 5.0
 PRODUCED_MAX: Final = 1000
+PLOT_MINUTES_MAX: Final = 1440
 
 
 class Views:
@@ -49,10 +50,21 @@ class Views:
             "under_replicated": len(cluster.under_replicated),
             "offline": [{"topic": topic, "partition": partition} for topic, partition in cluster.offline],
             "busiest": [{"topic": name, "records_per_second": rate} for name, rate in busiest],
-            "history": self._history.points(),
+            "records_per_second": sum(rates.values()),
+            "bytes": self._history.bytes(),
             "trouble": self._history.trouble,
             "refused": sum(each["count"] for each in self.refused()["tables"]),
         }
+
+    def plots(self, of: str, name: str, minutes: int) -> dict[str, Any]:
+        """Return the numbers of the last minutes of the cluster, a topic, a group, a broker or a table in the lake."""
+        if of not in FIELDS:
+            raise RequestError(f"of is {of[:100]!r}: it must be one of {', '.join(FIELDS)}")
+        if not 1 <= minutes <= PLOT_MINUTES_MAX:
+            raise RequestError(f"minutes is {minutes}: it must be 1 to {PLOT_MINUTES_MAX}")
+        now = int(time.time() * 1000)
+        begin = now - minutes * 60_000
+        return {"begin_ms": begin, "end_ms": now, "points": self._history.points(of, name, begin, now)}
 
     def brokers(self) -> dict[str, Any]:
         kafka = self._connection.kafka

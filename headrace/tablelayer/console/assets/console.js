@@ -3,7 +3,7 @@ import { about, ask, count, counted, failure, field, grid, h, leave, listing, mo
 import { browser, producing } from "./records.js";
 import { changes } from "./changes.js";
 import { sql } from "./sql.js";
-import { overTime } from "./plots.js";
+import { plotsOf } from "./plots.js";
 
 const main = document.getElementById("main");
 
@@ -13,21 +13,19 @@ const PAGES = [["", "Overview"], ["topics", "Topics"], ["tables", "Tables"], ["s
 // -- overview ---------------------------------------------------------------------------------------------
 
 async function overview() {
-  const cards = h("div", {}), lists = h("div", {}), plots = [["Records written a second", "records_per_second", count], ["Bytes of logs", "bytes", size, true],
-    ["CPU, % of one core", "cpu_percent", count], ["Memory of servers", "memory_bytes", size, true]].map(([title, name, format, binary]) => [name, overTime(title, [[title, name]], format, binary)]);
+  const cards = h("div", {}), lists = h("div", {});
   const many = (noun, value) => (value === 1 ? noun : `${noun}s`);
   const card = (title, value, kind) => h("div", { class: "card" }, h("b", { class: kind || null }, value), h("span", {}, title));
   const fill = async () => {
-    const found = await ask("/api/overview"), last = found.history.at(-1) || {};
+    const found = await ask("/api/overview");
     cards.replaceChildren(
       found.trouble ? failure(new Error(found.trouble)) : "",
       h("div", { class: "cards" },
         card(many("offline partition", found.offline.length), found.offline.length ? count(found.offline.length) : "none", found.offline.length ? "bad" : "good"),
         card(many("broker", found.brokers), found.missing.length ? `${count(found.brokers)}, away: ${found.missing.join(", ")}` : count(found.brokers), found.missing.length ? "bad" : null),
         card("partitions not in sync", found.under_replicated ? count(found.under_replicated) : "none", found.under_replicated ? "bad" : "good"), card(many("topic", found.topics), count(found.topics)), card(many("partition", found.partitions), count(found.partitions)),
-        card(many("record", last.records_per_second) + " a second", count(last.records_per_second)), card("in logs", size(last.bytes)),
+        card(`${many("record", found.records_per_second)} a second`, count(found.records_per_second)), card("in logs", size(found.bytes)),
         card(many("refused record", found.refused), count(found.refused), found.refused ? "bad" : null)));
-    for (const [, plot] of plots) plot.set(found.history);
     lists.replaceChildren(
       found.offline.length ? h("section", {}, h("h2", {}, "Offline partitions"),
         listing([["topic", (each) => topicLink(each.topic)], ["partition", (each) => each.partition, "number"]], found.offline, "Offline partitions", { filter: true })) : "",
@@ -37,12 +35,14 @@ async function overview() {
   await fill();
   const timer = setInterval(() => fill().catch((error) => cards.replaceChildren(failure(error))), 5000);
   onLeave(() => clearInterval(timer));
-  return [h("h1", {}, "Overview"), cards, h("div", { class: "plots" }, plots.map(([, plot]) => plot.page)), lists];
+  return [h("h1", {}, "Overview"), cards, plotsOf("cluster", "", [["Records written a second", "records_per_second", count], ["Bytes of logs", "bytes", size, true],
+    ["CPU, % of one core", "cpu_percent", count], ["Memory of servers", "memory_bytes", size, true]]), lists];
 }
 
 // -- topics -----------------------------------------------------------------------------------------------
 
 const topicLink = (name) => h("a", { href: `#/topics/${part(name)}` }, name);
+const TOPIC_PLOTS = [["Records written a second", "records_per_second", count], ["Bytes of the log", "bytes", size, true]];
 const NO_TOPIC = "There is no topic yet. Create one: headrace topics create clicks, or CREATE TABLE in headrace sql.";
 const tableLink = (name) => h("a", { href: `#/tables/${part(name)}` }, name);
 
@@ -68,7 +68,7 @@ async function topics([name, tab]) {
 async function topic(name, tab) {
   const base = `#/topics/${part(name)}`, at = `/api/topics/${part(name)}`;
   const found = await ask(at);
-  const names = [["records", "Records"], ["partitions", "Partitions"], ["configs", "Configuration"]];
+  const names = [["records", "Records"], ["partitions", "Partitions"], ["configs", "Configuration"], ["plots", "Plots"]];
   if (about.writes) names.push(["produce", "Produce"]);
   const head = [h("h1", {}, found.name, " ", h("span", { class: "tag" }, found.table ? "table" : found.internal ? "internal" : "topic")), tabs(base, names, tab)];
   if (found.table) head.push(h("p", {}, "A table: ", tableLink(found.name), " has its rows, columns and options."));
@@ -78,6 +78,7 @@ async function topic(name, tab) {
     ["first offset", (each) => count(each.first_offset), "number"], ["end offset", (each) => count(each.end_offset), "number"],
     ["log", (each) => size(each.bytes), "number", (each) => each.bytes]], found.partitions, "Partitions"))];
   if (tab === "configs") return [...head, configs((await ask(`${at}/configs`)).configs)];
+  if (tab === "plots") return [...head, plotsOf("topic", name, TOPIC_PLOTS)];
   if (tab === "produce" && about.writes) return [...head, producing(at)];
   return [...head, browser(at, found)];
 }
@@ -104,6 +105,7 @@ async function tables([name, tab]) {
 async function table(name, tab) {
   const at = `/api/tables/${part(name)}`, found = await ask(at), keyed = found.primary_key.length > 0;
   const names = [["rows", keyed ? "Rows and changes" : "Rows"], ["columns", "Columns"], ["options", "Options"], ["buckets", "Buckets and partitions"], ["live", "Live changes"]];
+  if (!found.partitions.length) names.push(["plots", "Plots"]);
   if (about.writes) names.push(["write", "Write"]);
   const head = [h("h1", {}, found.name, " ", h("span", { class: "tag" }, keyed ? "primary key" : "log")), tabs(`#/tables/${part(name)}`, names, tab),
     h("p", { class: "soft" }, `${counted(found.rows, "row")} in ${counted(found.buckets, "bucket")}. `, found.comment || "", " As a topic: ", topicLink(found.name))];
@@ -125,6 +127,7 @@ async function table(name, tab) {
       ["newest (UTC)", (each) => (each.newest ? moment(each.newest.time_ms) : "none yet")], ["of offset", (each) => (each.newest ? count(each.newest.offset) : ""), "number"],
       ["rows in it", (each) => (each.newest ? count(each.newest.rows) : ""), "number"], ["size", (each) => (each.newest ? size(each.newest.bytes) : ""), "number"]], copies, "Snapshots")) : ""];
   }
+  if (tab === "plots") return [...head, plotsOf("topic", found.name, [["Changes a second", "records_per_second", count], TOPIC_PLOTS[1]])];
   if (tab === "live") return [...head, changes(at, found, keyed)];
   if (tab === "write" && about.writes) return [...head, writing(at, keyed)];
   return [...head, rows(at, found, keyed)];
@@ -184,7 +187,7 @@ async function groups([name]) {
 
 async function group(name) {
   const at = `/api/groups/${part(name)}`, found = await ask(at);
-  const page = [h("h1", {}, found.group, " ", h("span", { class: "tag" }, found.state)),
+  const page = [h("h1", {}, found.group, " ", h("span", { class: "tag" }, found.state)), plotsOf("group", name, [["Lag, records", "lag", count]]),
     h("section", {}, h("h2", {}, "Positions"), listing([["topic", (each) => topicLink(each.topic)], ["partition", (each) => each.partition, "number"], ["offset", (each) => count(each.offset), "number"],
       ["end", (each) => count(each.end_offset), "number"], ["lag", (each) => count(each.lag), "number"]], found.positions, "Positions", { filter: true, empty: "The group has committed no offset yet." })),
     h("section", {}, h("h2", {}, "Members"), grid([["member", (each) => each.member, "code"], ["client", (each) => each.client], ["host", (each) => each.host]], found.members, "Members", { empty: "The group has no member now: its consumers are stopped." }))];
@@ -209,10 +212,11 @@ function resetting(at, found) {
 
 // -- the lake, refused records, brokers ---------------------------------------------------------------------
 
-async function lake() {
+async function lake([name]) {
+  if (name) return [h("h1", {}, `${name} in the lake`), plotsOf("lake", name, [["Age of the oldest change that is not in the lake", "behind_ms", span]])];
   const found = (await ask("/api/lake")).entries;
   return [h("h1", {}, "The lake"), h("section", {}, listing([["table or topic", (each) => (each.topic ? topicLink : tableLink)(each.name)], ["format", (each) => each.format],
-    ["behind", (each) => count(each.behind), "number"], ["oldest", (each) => span(each.behind_ms), "number"], ["freshness", (each) => span(each.freshness_ms), "number"],
+    ["behind", (each) => count(each.behind), "number"], ["oldest", (each) => h("a", { href: `#/lake/${part(each.name)}` }, span(each.behind_ms)), "number", (each) => each.behind_ms], ["freshness", (each) => span(each.freshness_ms), "number"],
     ["last commit (UTC)", (each) => (each.committed_at_ms === null ? "never" : moment(each.committed_at_ms))], ["snapshot", (each) => each.snapshot ?? "", "code"],
     ["commits", (each) => count(each.commits), "number"], ["round", (each) => (each.worker ? `${each.worker}: ${each.doing} (${span(each.round_ms)})` : "none is running")],
     ["last error", (each) => (each.failures ? h("span", { class: "bad" }, `${each.failures} failed: ${each.failure}`) : "")]], found, "The lake", { filter: true, empty: "Nothing is tiered to a lake. Set 'table.datalake.enabled' = 'true' for a table, and run headrace tier." }))];
@@ -227,8 +231,19 @@ async function refused() {
       : [h("section", {}, h("p", { class: "soft empty" }, "Nothing was refused. Records that do not fit their table appear here, with the reason."))])];
 }
 
+async function broker(id) {
+  const [{ brokers: all }, found] = await Promise.all([ask("/api/brokers"), ask(`/api/brokers/${part(id)}/configs`).catch((error) => ({ error }))]);
+  const own = all.find((each) => String(each.broker) === id);
+  if (!own) throw new Error(`There is no broker ${id}. The page Brokers lists those that the cluster knows.`);
+  const facts = [["address", own.address], ["state", own.alive ? "alive" : "not alive"], ["controller", own.controller ? "yes" : "no"], ["rack", own.rack ?? "none"], ["partitions led", count(own.partitions_led)],
+    ["version", own.version ?? "–"], ["up", span(own.up_ms)], ["open files", own.open_files < 0 ? "–" : count(own.open_files)], ["disk free", own.disk_bytes < 0 ? "–" : `${size(own.disk_free_bytes)} of ${size(own.disk_bytes)}`]];
+  return [h("h1", {}, `Broker ${id}`), h("section", {}, grid([["", (each) => each[0]], ["", (each) => each[1]]], facts, "Facts", { headless: true })),
+    plotsOf("broker", id, [["CPU, % of one core", "cpu_percent", count], ["Memory", "memory_bytes", size, true], ["Disk free", "disk_free_bytes", size, true]]),
+    h("h2", {}, "Configuration"), found.error ? failure(found.error) : configs(found.configs)];
+}
+
 async function brokers([id]) {
-  if (id) return [h("h1", {}, `Broker ${id}`), configs((await ask(`/api/brokers/${part(id)}/configs`)).configs)];
+  if (id) return broker(id);
   const found = (await ask("/api/brokers")).brokers;
   return [h("h1", {}, "Brokers"), h("section", {}, listing([["broker", (each) => h("a", { href: `#/brokers/${part(each.broker)}` }, each.broker)], ["address", (each) => each.address, "code"],
     ["state", (each) => h("span", { class: each.alive ? "good" : "bad" }, each.alive ? "alive" : "not alive")], ["controller", (each) => (each.controller ? "yes" : "")], ["leads", (each) => count(each.partitions_led), "number"], ["version", (each) => each.version ?? "–"],

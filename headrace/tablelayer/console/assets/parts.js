@@ -83,11 +83,11 @@ export const cellsOf = (columns, row) => columns.map((column) => cellOf(column, 
 
 // columns: [title, (row) => text or node, "number" | "code" | ""]. A table of more than three columns is a list of cards
 // on a narrow page. `empty`: what to show and to do if there are no rows. `always`: the table, even without rows.
-export function grid(columns, rows, label, { empty = "Nothing here.", always = false } = {}) {
+export function grid(columns, rows, label, { empty = "Nothing here.", always = false, headless = false } = {}) {
   if (!rows.length && !always) return h("p", { class: "soft empty" }, empty);
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label || "Table" },
     h("table", { class: columns.length > 3 ? "as-cards" : null, role: "table" },
-      h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, columns.map(([title, , kind]) => h("th", { scope: "col", role: "columnheader", class: kind || null }, title)))),
+      headless ? "" : h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, columns.map(([title, , kind]) => h("th", { scope: "col", role: "columnheader", class: kind || null }, title)))),
       h("tbody", { role: "rowgroup" }, rows.map((row) => h("tr", { role: "row" }, cellsOf(columns, row))))));
 }
 

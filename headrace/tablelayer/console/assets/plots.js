@@ -1,6 +1,6 @@
 // Line and bar plots by uPlot, in the colours of the page, with the values under the pointer below them.
 import uPlot from "./vendor/uplot.js";
-import { count, h, onLeave } from "./parts.js";
+import { ask, count, failure, h, newest, onLeave, query } from "./parts.js";
 
 const COLORS = 6;
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -16,9 +16,9 @@ export function clock(seconds, step = 1) {
   return step < 60 ? `${time}:${two(at.getUTCSeconds())}` : time;
 }
 
-// Draws into a new element. `x`: numbers in order, those of `names` if there are any; seconds since 1970 if `time`.
+// Draws into a new element. `span` () is the range of the axis, if it is not that of the numbers. `x`: numbers in order, those of `names` if there are any; seconds since 1970 if `time`.
 // `series`: [{ label, values }]. `by` says what `x` is.
-export function chart({ title, x, series, kind = "line", time = false, names = null, by = "", format = count, binary = false, height = 200 }) {
+export function chart({ title, x, series, kind = "line", time = false, names = null, by = "", format = count, binary = false, height = 200, span = null }) {
   const place = h("div", { class: "chart", role: "img", "aria-label": title });
   const label = (index) => (names ? String(names[index] ?? "") : time ? clock(x[index]) : count(x[index]));
   const long = names ? Math.min(18, Math.max(...names.map((each) => String(each).length))) : 0;
@@ -31,13 +31,13 @@ export function chart({ title, x, series, kind = "line", time = false, names = n
     width, height: height + long * 4, legend: { live: true },
     tzDate: (at) => uPlot.tzDate(new Date(at * 1000), "Etc/UTC"),
     cursor: { y: false, points: { size: 7 } },
-    scales: { x: { time, ...(names ? { range: [-0.6, names.length - 0.4] } : {}) }, y: { range: (_, low, high) => (least < 0 ? uPlot.rangeNum(low, high, 0.1, true) : [0, high > 0 ? high * 1.08 : 1]) } },
+    scales: { x: { time, ...(span ? { range: () => span() } : {}), ...(names ? { range: [-0.6, names.length - 0.4] } : {}) }, y: { range: (_, low, high) => (least < 0 ? uPlot.rangeNum(low, high, 0.1, true) : [0, high > 0 ? high * 1.08 : 1]) } },
     series: [{ label: time ? "time (UTC)" : by, value: (_, value, __, index) => (index === null || index === undefined ? "–" : time ? `${new Date(value * 1000).toISOString().slice(0, 10)} ${clock(value)}` : label(index)) },
       ...series.map((each, index) => ({ label: each.label, stroke: () => colour(`--plot-${index % COLORS}`), fill: kind === "bar" ? () => colour(`--plot-${index % COLORS}`) : series.length === 1 ? () => `${colour("--plot-0")}22` : undefined,
         width: kind === "bar" ? 0 : 1.6, paths: paths(index), points: { show: kind !== "bar" && x.length === 1 }, spanGaps: false, value: (_, value) => (value === null || value === undefined ? "–" : format(value)) }))],
     axes: [{ ...axis, space: names ? 30 : 70, incrs: names ? TICKS.filter((each) => each >= 1) : undefined, rotate: long > 5 ? -40 : 0, size: names ? 28 + (long > 5 ? long * 5 : 0) : 30,
       values: (_, ticks, __, ___, step) => ticks.map((tick) => (names ? (Number.isInteger(tick) ? label(tick).slice(0, 18) : "") : time ? clock(tick, step) : format(tick))) },
-    { ...axis, space: 34, incrs: binary ? BINARY : TICKS, size: (_, values) => 14 + 7 * Math.max(4, ...(values || []).map((each) => each.length)), values: (_, ticks) => ticks.map(format) }],
+    { ...axis, space: 24, incrs: binary ? BINARY : TICKS, size: (_, values) => 14 + 7 * Math.max(4, ...(values || []).map((each) => each.length)), values: (_, ticks) => ticks.map(format) }],
   });
   let plot = null;
   const seen = new ResizeObserver(([entry]) => {
@@ -54,17 +54,47 @@ export function chart({ title, x, series, kind = "line", time = false, names = n
   return { element: place, set: (data) => { if (plot) plot.setData(data); }, end };
 }
 
-// A plot over time that is drawn again by `set`. `series`: [[label, name of the field]]; `points`: objects with time_ms.
-export function overTime(title, series, format, binary = false) {
-  const page = h("section", {}, h("h2", {}, title)), soft = h("p", { class: "soft" }, "Collecting: the plot begins in a few seconds.");
-  let made = null;
-  page.append(soft);
-  const set = (points) => {
-    if (points.length < 2) return;
-    const x = points.map((each) => each.time_ms / 1000), values = series.map(([, name]) => points.map((each) => each[name] ?? null));
-    if (made) { made.set([x, ...values]); return; }
-    made = chart({ title, x, series: series.map(([label], index) => ({ label, values: values[index] })), time: true, format, binary, height: 150 });
-    soft.replaceWith(made.element);
+// Numbers of the past with a choice of how far back, drawn again while the page is open. `plots`: [title, field, format, binary].
+const RANGES = [[15, "15 min"], [60, "1 h"], [1440, "24 h"]];
+let minutes = 60;
+
+export function plotsOf(of, name, plots) {
+  const places = plots.map(([title]) => h("section", {}, h("h2", {}, title))), made = plots.map(() => null), begin = newest();
+  const trouble = h("div", {}), soft = "Collecting: the plot begins in a few seconds.";
+  let span = [0, 1], timer = null;
+  const set = (index, x, values) => {
+    const [title, , format, binary] = plots[index], data = [x, values];
+    if (x.length < 2) { if (!made[index]) places[index].replaceChildren(h("h2", {}, title), h("p", { class: "soft" }, soft)); return; }
+    if (made[index]) { made[index].set(data); return; }
+    made[index] = chart({ title: `${title}: ${format(values.at(-1))}`, x, series: [{ label: title, values }], time: true, format, binary, height: 150, span: () => span });
+    places[index].replaceChildren(h("h2", {}, title), made[index].element);
   };
-  return { page, set };
+  const fill = async () => {
+    clearTimeout(timer);
+    const signal = begin();
+    try {
+      const found = await ask(`/api/plots${query({ of, name, minutes })}`, { signal });
+      if (signal.aborted) return;
+      span = [found.begin_ms / 1000, found.end_ms / 1000];
+      const gap = minutes > 60 ? 200 : 50;
+      plots.forEach(([, field], index) => {
+        const x = [], values = [];
+        for (const point of found.points) {
+          if (point[field] === null) continue;
+          const at = point.time_ms / 1000;
+          if (x.length && at - x.at(-1) > gap) { x.push(x.at(-1) + 1); values.push(null); } // nothing was known meanwhile
+          x.push(at); values.push(point[field]);
+        }
+        set(index, x, values);
+      });
+      trouble.replaceChildren();
+    } catch (error) { if (signal.aborted) return; trouble.replaceChildren(failure(error)); }
+    timer = setTimeout(fill, minutes > 60 ? 60000 : 5000);
+  };
+  const choose = h("div", { class: "pager", role: "group", "aria-label": "How far back" }, RANGES.map(([value, title]) => h("button", { type: "button", "data-minutes": value, onclick: () => { minutes = value; mark(); fill(); } }, title)));
+  const mark = () => { for (const each of choose.children) each.setAttribute("aria-pressed", String(Number(each.dataset.minutes) === minutes)); };
+  mark();
+  fill();
+  onLeave(() => { begin.stop(); clearTimeout(timer); });
+  return h("div", { class: "past" }, choose, trouble, h("div", { class: "plots" }, places));
 }

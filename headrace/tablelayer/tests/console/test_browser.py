@@ -370,6 +370,7 @@ def test_sql_is_completed_paged_drawn_explained_and_remembered(browser: Any, con
         page.keyboard.press("ArrowLeft")
     page.keyboard.type("a")
     page.get_by_role("option", name="name").wait_for()
+    page.wait_for_timeout(200)  # a list that has just opened does not take Enter
     page.keyboard.press("Enter")
     assert query.inner_text() == "SELECT name FROM fruit"
     query.fill("SELECT range AS a, range % 7 AS b, 'c' || range AS c FROM range(20000)")
