@@ -313,7 +313,8 @@ def console(
         bool,
         typer.Option(
             "--allow-writes",
-            help="Allow it to produce, write rows, reset groups, and change users and rights.",
+            help="Allow it to create, change and delete topics, produce, write rows, reset groups, and change users "
+            "and rights.",
         ),
     ] = False,
     flight_sql: Annotated[

@@ -11,6 +11,7 @@
 | `running.py` | work that ends with its reader, or after a time limit |
 | `rights.py` | users and rights |
 | `values.py` | values as JSON |
-| `history.py` | rates and sizes over time, kept in memory |
+| `history.py` | rates, sizes, lags and loads over time |
+| `ring.py` | the numbers of an hour and a day, in a file of a fixed size |
 | `assets/` | the page, without a build step or external files: `console.js` has the pages, `vendor/` the libraries |
 """

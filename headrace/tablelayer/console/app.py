@@ -62,6 +62,8 @@ _ASSETS: Final = {
 }
 _PUBLIC: Final = ("/healthz", "/readyz")
 _NAME: Final = {"type": "string"}
+_COUNT: Final = {"type": "integer", "minimum": 1}
+_CONFIGS: Final = {"type": "object", "additionalProperties": _NAME}
 _GRANT: Final = {
     "type": "object",
     "properties": {
@@ -144,7 +146,7 @@ def endpoints(views: Views, tables: Tables, rights: Rights) -> list[Endpoint]:
                 Parameter(
                     "name", "The name of the topic, group, table in the lake, or the broker's id.", str, ""
                 ),
-                Parameter("minutes", "How far back, in minutes.", int, 60),
+                Parameter("minutes", "Length of the time up to now, in minutes.", int, 60),
             ],
         ),
         Endpoint("GET", "/api/brokers", "Brokers with their processes and disks.", views.brokers),
@@ -156,7 +158,46 @@ def endpoints(views: Views, tables: Tables, rights: Rights) -> list[Endpoint]:
             views.topics,
             [Parameter("internal", "Include internal topics.", bool, False)],
         ),
+        Endpoint(
+            "POST",
+            "/api/topics",
+            "Create a topic. Partitions and replicas that are left out are the server's defaults.",
+            views.create,
+            writes=True,
+            body={
+                "type": "object",
+                "properties": {"name": _NAME, "partitions": _COUNT, "replicas": _COUNT, "configs": _CONFIGS},
+                "required": ["name"],
+            },
+        ),
         Endpoint("GET", "/api/topics/{topic}", "A topic with its partitions.", views.topic),
+        Endpoint(
+            "DELETE",
+            "/api/topics/{topic}",
+            "Delete a topic with its records. The body repeats the name.",
+            views.delete,
+            writes=True,
+            body={"type": "object", "properties": {"name": _NAME}, "required": ["name"]},
+        ),
+        Endpoint(
+            "POST",
+            "/api/topics/{topic}/configs",
+            "Set some configurations of a topic, and reset others to their defaults.",
+            views.alter,
+            writes=True,
+            body={
+                "type": "object",
+                "properties": {"set": _CONFIGS, "reset": {"type": "array", "items": _NAME}},
+            },
+        ),
+        Endpoint(
+            "POST",
+            "/api/topics/{topic}/partitions",
+            "Increase the number of a topic's partitions. Records with a key may go to another one from then on.",
+            views.add_partitions,
+            writes=True,
+            body={"type": "object", "properties": {"count": _COUNT}, "required": ["count"]},
+        ),
         Endpoint(
             "GET",
             "/api/topics/{topic}/configs",

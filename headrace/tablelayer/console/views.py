@@ -27,6 +27,7 @@ LOOKED_AT_MAX: Final = 50_000
 LOOK_SECONDS_MAX: Final = 5.0
 PRODUCED_MAX: Final = 1000
 PLOT_MINUTES_MAX: Final = 1440
+_PARTITIONS_MAX: Final = 10_000
 
 
 class Views:
@@ -205,6 +206,48 @@ class Views:
             }
             for each in self._connection.kafka.configs(kind, name)
         ]
+
+    def create(self, body: Any) -> dict[str, Any]:
+        """Create a topic. Partitions and replicas that are left out are the server's defaults."""
+        wanted = _known(body, "name", "partitions", "replicas", "configs")
+        configs = wanted.get("configs", {})
+        made = self._connection.kafka.create_topic(
+            _text(wanted, "name"),
+            partitions=_whole(wanted, "partitions", -1),
+            replicas=_whole(wanted, "replicas", -1),
+            configs=_configs(configs, "configs"),
+        )
+        return {"name": made.name, "partitions": len(made.partitions)}
+
+    def delete(self, topic: str, body: Any) -> dict[str, Any]:
+        """Delete a topic, if the request repeats its name. A table is not deleted so."""
+        if _text(_known(body, "name"), "name") != topic:
+            raise RequestError(f'send {{"name": "{topic}"}} to delete this topic with its records')
+        if self._connection.kafka.describe_topic(topic).is_table:
+            raise RequestError(
+                f"{topic} is a table: drop it with DROP TABLE in headrace sql", HTTPStatus.CONFLICT
+            )
+        self._connection.kafka.delete_topic(topic)
+        return {"name": topic}
+
+    def alter(self, topic: str, body: Any) -> dict[str, Any]:
+        """Set some configurations of a topic, and reset others to their defaults: all or none."""
+        wanted = _known(body, "set", "reset")
+        values, reset = _configs(wanted.get("set", {}), "set"), wanted.get("reset", [])
+        if not isinstance(reset, list) or not all(isinstance(each, str) for each in reset):
+            raise RequestError("reset must be a list of names")
+        if not values and not reset:
+            raise RequestError(
+                'send {"set": {"retention.ms": "60000"}, "reset": ["cleanup.policy"]}, or one of both'
+            )
+        self._connection.kafka.alter_configs(ConfigKind.TOPIC, topic, values, reset)
+        return {"set": sorted(values), "reset": sorted(reset)}
+
+    def add_partitions(self, topic: str, body: Any) -> dict[str, Any]:
+        """Increase the number of a topic's partitions."""
+        count = _whole(_known(body, "count"), "count")
+        self._connection.kafka.add_partitions(topic, count)
+        return {"name": topic, "partitions": count}
 
     def records(
         self,
@@ -485,6 +528,38 @@ def _moment(text: str) -> int:
         raise RequestError(
             f"to is {text[:100]!r}: it must be earliest, latest, an offset or a time such as 2024-09-19T12:00:00"
         ) from None
+
+
+def _known(body: Any, *names: str) -> dict[str, Any]:
+    """Return the fields of a request. Raises RequestError for one that is not among `names`."""
+    if not isinstance(body, dict):
+        raise RequestError(f"send an object with {', '.join(names)}")
+    strange = sorted(body.keys() - set(names))
+    if strange:
+        raise RequestError(f"there is no field {strange[0][:100]!r}; the fields are: {', '.join(names)}")
+    return body
+
+
+def _text(body: Mapping[str, Any], name: str) -> str:
+    value = body.get(name)
+    if not isinstance(value, str) or not value:
+        raise RequestError(f"{name} must be a text that is not empty")
+    return value
+
+
+def _whole(body: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = body.get(name, default)
+    if value == default and default is not None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _PARTITIONS_MAX:
+        raise RequestError(f"{name} must be a whole number from 1 to {_PARTITIONS_MAX}")
+    return value
+
+
+def _configs(values: Any, name: str) -> dict[str, str]:
+    if not isinstance(values, dict) or not all(isinstance(each, str) for each in values.values()):
+        raise RequestError(f'{name} must be an object of texts, such as {{"retention.ms": "60000"}}')
+    return values
 
 
 def _outgoing(entry: Any) -> OutgoingRecord:

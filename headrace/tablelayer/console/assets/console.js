@@ -62,7 +62,58 @@ async function topics([name, tab]) {
   };
   await fill();
   return [h("h1", {}, "Topics"), h("form", { onsubmit: (event) => event.preventDefault() },
-    field("internal topics", h("input", { type: "checkbox", onchange: (event) => { internal = event.target.checked; fill().catch((error) => list.replaceChildren(failure(error))); } }), "check")), h("section", {}, list)];
+    field("internal topics", h("input", { type: "checkbox", onchange: (event) => { internal = event.target.checked; fill().catch((error) => list.replaceChildren(failure(error))); } }), "check")), h("section", {}, list), about.writes ? creating() : ""];
+}
+
+// A form whose action says what it did, or what is wrong. `act` returns the text.
+function acting(title, fields, button, act) {
+  const said = h("div", { role: "status" });
+  return h("section", {}, h("h2", {}, title), h("form", { onsubmit: async (event) => {
+    event.preventDefault();
+    try { said.replaceChildren(h("p", { class: "good" }, await act())); } catch (error) { said.replaceChildren(failure(error)); }
+  } }, fields, h("button", { class: "main", type: "submit" }, button)), said);
+}
+
+// Texts NAME=VALUE, one on each line, as an object.
+function pairs(text) {
+  return Object.fromEntries(text.split("\n").map((each) => each.trim()).filter(Boolean).map((each) => {
+    const at = each.indexOf("=");
+    if (at < 1) throw new Error(`${each} is not a configuration: write NAME=VALUE, one on each line`);
+    return [each.slice(0, at).trim(), each.slice(at + 1).trim()];
+  }));
+}
+
+function creating() {
+  const name = h("input", { required: true, autocomplete: "off" }), partitions = h("input", { type: "number", min: 1, placeholder: "default" }), replicas = h("input", { type: "number", min: 1, placeholder: "default" });
+  const settings = h("textarea", { placeholder: "retention.ms=86400000" });
+  return acting("Create a topic", [field("Name", name), field("Partitions", partitions), field("Replicas", replicas), field("Configurations, NAME=VALUE on each line", settings, "wide")], "Create", async () => {
+    const body = { name: name.value, configs: pairs(settings.value) };
+    if (partitions.value) body.partitions = Number(partitions.value);
+    if (replicas.value) body.replicas = Number(replicas.value);
+    const made = await send("/api/topics", body);
+    location.hash = `#/topics/${part(made.name)}`;
+    return `${made.name} was created with ${counted(made.partitions, "partition")}.`;
+  });
+}
+
+function changing(at, found) {
+  const more = h("input", { type: "number", min: found.partitions.length + 1, value: found.partitions.length + 1, required: true }), again = h("input", { required: true, autocomplete: "off", placeholder: found.name });
+  return [acting("Add partitions", [field("Number of partitions", more)], "Add", async () => {
+    const made = await send(`${at}/partitions`, { count: Number(more.value) });
+    return `${found.name} has ${counted(made.partitions, "partition")}. Records with a key may go to another partition from now on.`;
+  }), acting("Delete the topic", [field("Its name, to confirm", again)], "Delete", async () => {
+    await send(at, { name: again.value }, "DELETE");
+    location.hash = "#/topics";
+    return `${found.name} was deleted.`;
+  })];
+}
+
+function altering(at) {
+  const set = h("textarea", { placeholder: "retention.ms=86400000" }), reset = h("input", { placeholder: "cleanup.policy, retention.bytes" });
+  return acting("Change", [field("Set, NAME=VALUE on each line", set, "wide"), field("Reset to the default", reset)], "Change", async () => {
+    const done = await send(`${at}/configs`, { set: pairs(set.value), reset: reset.value.split(",").map((each) => each.trim()).filter(Boolean) });
+    return `Changed: ${[...done.set, ...done.reset].join(", ")}. Open the tab again to see the values.`;
+  });
 }
 
 async function topic(name, tab) {
@@ -70,6 +121,7 @@ async function topic(name, tab) {
   const found = await ask(at);
   const names = [["records", "Records"], ["partitions", "Partitions"], ["configs", "Configuration"], ["plots", "Plots"]];
   if (about.writes) names.push(["produce", "Produce"]);
+  if (about.writes && !found.table) names.push(["change", "Partitions and deletion"]);
   const head = [h("h1", {}, found.name, " ", h("span", { class: "tag" }, found.table ? "table" : found.internal ? "internal" : "topic")), tabs(base, names, tab)];
   if (found.table) head.push(h("p", {}, "A table: ", tableLink(found.name), " has its rows, columns and options."));
   if (tab === "partitions") return [...head, h("section", {}, listing([["partition", (each) => each.partition, "number"],
@@ -77,8 +129,9 @@ async function topic(name, tab) {
     ["offline", (each) => (each.offline.length ? h("span", { class: "bad" }, each.offline.join(", ")) : "")],
     ["first offset", (each) => count(each.first_offset), "number"], ["end offset", (each) => count(each.end_offset), "number"],
     ["log", (each) => size(each.bytes), "number", (each) => each.bytes]], found.partitions, "Partitions"))];
-  if (tab === "configs") return [...head, configs((await ask(`${at}/configs`)).configs)];
+  if (tab === "configs") return [...head, configs((await ask(`${at}/configs`)).configs), about.writes ? altering(at) : ""];
   if (tab === "plots") return [...head, plotsOf("topic", name, TOPIC_PLOTS)];
+  if (tab === "change" && about.writes && !found.table) return [...head, changing(at, found)];
   if (tab === "produce" && about.writes) return [...head, producing(at)];
   return [...head, browser(at, found)];
 }

@@ -54,7 +54,7 @@ export function chart({ title, x, series, kind = "line", time = false, names = n
   return { element: place, set: (data) => { if (plot) plot.setData(data); }, end };
 }
 
-// Numbers of the past with a choice of how far back, drawn again while the page is open. `plots`: [title, field, format, binary].
+// Numbers of the past with a choice of the length of time, drawn again while the page is open. `plots`: [title, field, format, binary].
 const RANGES = [[15, "15 min"], [60, "1 h"], [1440, "24 h"]];
 let minutes = 60;
 
@@ -91,7 +91,7 @@ export function plotsOf(of, name, plots) {
     } catch (error) { if (signal.aborted) return; trouble.replaceChildren(failure(error)); }
     timer = setTimeout(fill, minutes > 60 ? 60000 : 5000);
   };
-  const choose = h("div", { class: "pager", role: "group", "aria-label": "How far back" }, RANGES.map(([value, title]) => h("button", { type: "button", "data-minutes": value, onclick: () => { minutes = value; mark(); fill(); } }, title)));
+  const choose = h("div", { class: "pager", role: "group", "aria-label": "Length of time" }, RANGES.map(([value, title]) => h("button", { type: "button", "data-minutes": value, onclick: () => { minutes = value; mark(); fill(); } }, title)));
   const mark = () => { for (const each of choose.children) each.setAttribute("aria-pressed", String(Number(each.dataset.minutes) === minutes)); };
   mark();
   fill();

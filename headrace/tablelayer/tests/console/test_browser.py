@@ -39,7 +39,9 @@ PAGES = (
     "topics/clicks",
     "topics/clicks/partitions",
     "topics/clicks/configs",
+    "topics/clicks/plots",
     "topics/clicks/produce",
+    "topics/clicks/change",
     "tables",
     "tables/default.fruit",
     "tables/default.fruit/columns",
@@ -51,6 +53,7 @@ PAGES = (
     "groups",
     f"groups/{quote(HOSTILE, safe='')}",
     "lake",
+    "lake/default.fruit",
     "refused",
     "users",
     "brokers",
@@ -97,6 +100,7 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
         with pytest.raises(Exception, match="INVALID_RECORD"):
             connection.kafka.produce("default.fruit", [OutgoingRecord(json.dumps({"id": HOSTILE}).encode())])
     words = ["console", "--server", served.address, "--listen", "127.0.0.1:0", "--allow-writes"]
+    words += ["--history", str(folder / "console.ring")]
     process = subprocess.Popen(
         [sys.executable, "-m", "headrace.tablelayer.cli.main", *words],
         stdout=subprocess.PIPE,
@@ -188,6 +192,24 @@ def test_every_page_shows_text_and_fits(
     watched.context.close()
 
 
+def test_plots_have_ticks_hover_and_ranges(browser: Any, console: Console) -> None:
+    watched = Watched(browser, console, 1280, "light")
+    page = watched.page
+    watched.go("")
+    plot = page.get_by_role("img", name="Bytes of logs")
+    plot.locator(".u-over").hover(position={"x": 5, "y": 20}, timeout=60_000)
+    assert re.search(r"\d\d:\d\d:\d\d", plot.locator(".u-legend").inner_text())
+    box = plot.locator(".u-over").bounding_box()
+    assert box is not None
+    page.get_by_role("button", name="15 min").click()
+    assert page.get_by_role("button", name="15 min").get_attribute("aria-pressed") == "true"
+    page.wait_for_timeout(1000)
+    plot.locator(".u-over").hover(position={"x": box["width"] - 3, "y": 20})
+    assert re.search(r"Bytes of logs\s*[\d.]+ [KM]?i?B", plot.locator(".u-legend").inner_text())
+    assert watched.violations() == watched.troubles == []
+    watched.context.close()
+
+
 def test_by_keyboard_alone(browser: Any, console: Console) -> None:
     watched = Watched(browser, console, 1280, "light")
     page = watched.page
@@ -266,6 +288,34 @@ def test_the_newest_query_alone_draws_and_a_query_is_cancelled(browser: Any, con
     cancel.click()
     page.get_by_text("Cancelled.").wait_for()
     assert cancel.is_disabled()
+    assert watched.troubles == []
+    watched.context.close()
+
+
+def test_a_topic_is_created_changed_and_deleted(browser: Any, console: Console) -> None:
+    watched = Watched(browser, console, 1280, "light")
+    page = watched.page
+    watched.go("topics")
+    page.get_by_label("Name", exact=True).fill("made")
+    page.get_by_label("Partitions", exact=True).fill("2")
+    page.get_by_label("Configurations").fill("retention.ms=60000")
+    page.get_by_role("button", name="Create").click()
+    page.get_by_text("This topic has no record here").wait_for()
+    page.get_by_role("link", name="Configuration").click()
+    page.get_by_role("cell", name="60000").wait_for()
+    page.get_by_label("Reset to the default").fill("retention.ms")
+    page.get_by_role("button", name="Change", exact=True).click()
+    page.get_by_text("Changed: retention.ms").wait_for()
+    page.get_by_role("link", name="Partitions and deletion").click()
+    page.get_by_role("button", name="Add").click()
+    page.get_by_text("made has 3 partitions").wait_for()
+    page.get_by_label("Its name, to confirm").fill("mad")
+    page.get_by_role("button", name="Delete").click()
+    page.get_by_role("alert").wait_for()
+    page.get_by_label("Its name, to confirm").fill("made")
+    page.get_by_role("button", name="Delete").click()
+    page.get_by_role("region", name="Topics").wait_for()
+    assert page.get_by_role("link", name="made").count() == 0
     assert watched.troubles == []
     watched.context.close()
 
@@ -385,7 +435,7 @@ def test_sql_is_completed_paged_drawn_explained_and_remembered(browser: Any, con
     assert result.locator("tbody tr").first.inner_text().split()[1] == "6"
     assert page.get_by_role("img", name="b by a").count() == 1
     page.get_by_label("a", exact=True).check()
-    page.get_by_label("By").select_option("c")
+    page.get_by_role("combobox", name="By").select_option("c")
     assert page.get_by_role("img", name="a, b by c").locator("canvas").count() == 1
     assert watched.violations() == []
     with page.expect_download() as saved:
@@ -396,7 +446,7 @@ def test_sql_is_completed_paged_drawn_explained_and_remembered(browser: Any, con
     tree = page.locator(".tree")
     tree.wait_for()
     assert tree.get_by_text("hash join").locator("xpath=..").locator("li").count() >= 2
-    assert {"read default.fruit", "read clicks"} <= set(tree.locator("b").all_inner_texts())
+    assert {"read default.fruit", "read default.clicks"} <= set(tree.locator("b").all_inner_texts())
     watched.go("")
     watched.go("sql")
     page.get_by_text("History (1)").click()

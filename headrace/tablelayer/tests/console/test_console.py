@@ -23,8 +23,9 @@ from headrace.tablelayer.client import Connection, UnsupportedRequest, connect, 
 from headrace.tablelayer.client.admin.produce import OutgoingRecord
 from headrace.tablelayer.console.access import Access
 from headrace.tablelayer.console.app import SECURITY_HEADERS, endpoints, make_app
-from headrace.tablelayer.console.history import History, Look, rates
+from headrace.tablelayer.console.history import History, Look, look, rates
 from headrace.tablelayer.console.rights import Rights
+from headrace.tablelayer.console.ring import FILE_BYTES, SERIES_MAX, Ring
 from headrace.tablelayer.console.routes import openapi
 from headrace.tablelayer.console.tables import Sql, Tables
 from headrace.tablelayer.console.tails import BEHIND_MAX, ROWS_MAX, TEXT_BYTES_MAX, Tail, _catch_up
@@ -250,6 +251,10 @@ def test_only_reading_unless_writes_are_allowed(connection: Connection) -> None:
     client = client_of(connection)
     for method, path, body in (
         ("POST", "/api/topics/clicks/records", {"records": [{"value": "x"}]}),
+        ("POST", "/api/topics", {"name": "bob"}),
+        ("DELETE", "/api/topics/clicks", {"name": "clicks"}),
+        ("POST", "/api/topics/clicks/configs", {"set": {"retention.ms": "1"}}),
+        ("POST", "/api/topics/clicks/partitions", {"count": 9}),
         ("POST", "/api/tables/default.fruit/rows", {"rows": [{"id": 1}]}),
         ("DELETE", "/api/tables/default.fruit/rows", {"keys": [{"id": 1}]}),
         ("POST", "/api/groups/my-app/reset", {"topic": "clicks", "to": "latest"}),
@@ -304,6 +309,42 @@ def test_writes(connection: Connection) -> None:
     done = send("POST", "/api/groups/other/reset", {"topic": "clicks", "to": "3"})
     assert {each["partition"]: each["after"] for each in done["offsets"]} == {0: 3, 1: 3}
     assert connection.kafka.describe_group("other").positions["clicks", 0] == 3
+
+
+def test_topics_are_created_changed_and_deleted(connection: Connection) -> None:
+    client = client_of(connection, writes=True)
+
+    def send(method: str, path: str, body: Any, status: int = 200) -> Any:
+        answer = client.request(method, path, json=body)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    made = {"name": "made", "partitions": 2, "configs": {"retention.ms": "60000"}}
+    assert send("POST", "/api/topics", made) == {"name": "made", "partitions": 2}
+    change = {"set": {"max.message.bytes": "1000"}, "reset": ["retention.ms"]}
+    assert send("POST", "/api/topics/made/configs", change) == {
+        "set": ["max.message.bytes"], "reset": ["retention.ms"],
+    }  # fmt: skip
+    assert send("POST", "/api/topics/made/partitions", {"count": 3}) == {"name": "made", "partitions": 3}
+    found = connection.kafka.describe_topic("made")
+    assert (len(found.partitions), found.configs) == (3, {"max.message.bytes": "1000"})
+    for method, path, body, status, words in (
+        ("POST", "/api/topics", made, 400, "exists"),
+        ("POST", "/api/topics", {"name": "x", "partitons": 1}, 400, "no field 'partitons'"),
+        ("POST", "/api/topics", {"name": "x", "partitions": True}, 400, "partitions must be a whole number"),
+        ("POST", "/api/topics", {"name": "x", "replicas": 9}, 400, "replica"),
+        ("POST", "/api/topics", {"name": "x", "configs": {"no.such": "1"}}, 400, "no.such"),
+        ("POST", "/api/topics/made/configs", {"set": {"retention.ms": 1}}, 400, "set must be an object of texts"),
+        ("POST", "/api/topics/made/configs", {}, 400, "or one of both"),
+        ("POST", "/api/topics/made/partitions", {"count": 2}, 400, "2"),
+        ("DELETE", "/api/topics/made", {}, 400, "name must be a text"),
+        ("DELETE", "/api/topics/made", {"name": "mad"}, 400, "to delete this topic"),
+        ("DELETE", "/api/topics/default.fruit", {"name": "default.fruit"}, 409, "DROP TABLE"),
+        ("DELETE", "/api/topics/none", {"name": "none"}, 404, "none"),
+    ):  # fmt: skip
+        assert words in send(method, path, body, status)["error"], (path, body)
+    assert send("DELETE", "/api/topics/made", {"name": "made"}) == {"name": "made"}
+    assert "made" not in [each.name for each in connection.kafka.list_topics()]
 
 
 def test_numbers_of_a_request_keep_their_digits(connection: Connection) -> None:
@@ -561,7 +602,7 @@ def test_every_answer_says_what_a_page_may_load(connection: Connection) -> None:
 
 def test_the_page_has_nothing_from_elsewhere_and_nothing_inline() -> None:
     assets = Path(__file__).parents[2] / "console" / "assets"
-    for path in sorted(assets.iterdir()):
+    for path in sorted(each for each in assets.iterdir() if each.is_file()):
         text = path.read_text()
         for address in re.findall(r"https?://[^\s\"'<>)]+", text):
             assert address.startswith("http://www.w3.org/"), (path.name, address)
@@ -576,6 +617,18 @@ def test_the_page_has_nothing_from_elsewhere_and_nothing_inline() -> None:
             assert word not in text, (path.name, word)
         if path.suffix == ".html":
             assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\son\w+=|style=", text)
+    for path in sorted((assets / "vendor").glob("*.js")):
+        text = path.read_text()
+        for word in (
+            "eval(",
+            "new Function",
+            "fetch(",
+            "XMLHttpRequest",
+            "WebSocket",
+            "sendBeacon",
+            "import(",
+        ):
+            assert word not in text, (path.name, word)
 
 
 def test_the_document_has_every_endpoint(connection: Connection) -> None:
@@ -605,23 +658,80 @@ def test_values_lose_nothing_on_the_way_to_a_browser() -> None:
     assert (odd["encoding"], len(odd["text"])) == ("utf-8", 32_768)
 
 
-def test_rates_are_of_the_last_two_looks() -> None:
-    def look(at: float, ends: dict[str, dict[int, int]], cpu_ms: int = 0) -> Look:
-        return Look(at, int(at * 1000), ends, {"a": 5}, len(ends), {(0, 7): cpu_ms}, 100)
+def looked(at: float, ends: dict[str, dict[int, int]], cpu_ms: int = 0, **more: Any) -> Look:
+    return Look(at, int(at * 1000), ends, {"a": 5}, len(ends), {(0, 7): cpu_ms}, {0: 100}, **more)
 
-    before, after = (
-        look(10.0, {"a": {0: 100}, "b": {0: 50}}),
-        look(12.0, {"a": {0: 140}, "b": {0: 10}, "c": {0: 1, 1: 3}}, 500),
-    )
+
+def test_rates_are_of_the_last_two_looks() -> None:
+    before = looked(10.0, {"a": {0: 100}, "b": {0: 50}})
+    after = looked(12.0, {"a": {0: 140}, "b": {0: 10}, "c": {0: 1, 1: 3}}, 500, lags={"g/x": 7})
     assert rates(before, after) == {"a": 20.0, "b": 5.0, "c": 2.0}
     history = History(lambda: None)  # type: ignore[arg-type, return-value]
-    assert (history.rates(), history.points()) == ({}, [])
+    assert (history.rates(), history.points("cluster", "", 5000, 20_000)) == ({}, [])
     history.add(before)
     history.add(after)
-    (point,) = history.points()
-    assert point == {
-        "time_ms": 12_000, "records_per_second": 27.0, "bytes": 5, "cpu_percent": 25.0, "memory_bytes": 100,
-    }  # fmt: skip
+    assert history.points("cluster", "", 5000, 20_000) == [
+        {"time_ms": 10_000, "records_per_second": 27.0, "bytes": 5, "cpu_percent": 25.0, "memory_bytes": 100}
+    ]
+    assert history.points("topic", "a", 5000, 20_000) == [
+        {"time_ms": 10_000, "records_per_second": 20.0, "bytes": 5}
+    ]
+    assert history.points("group", "g/x", 5000, 20_000) == [{"time_ms": 10_000, "lag": 7.0}]
+    assert history.points("broker", "0", 5000, 20_000)[0]["memory_bytes"] == 100
+
+
+def test_a_ring_keeps_an_hour_and_a_day_in_a_file_of_one_size(tmp_path: Path) -> None:
+    file, now = tmp_path / "deep" / "ring", 1_700_000_000
+    ring = Ring(file, "here")
+    for number in range(1000):
+        ring.put(
+            now + number * 5, {"even": number % 2} if number == 998 else {"even": number % 2, "n": number}
+        )
+    end = now + 999 * 5
+    assert file.stat().st_size == FILE_BYTES < 10 << 20
+    hour = ring.read(["n", "even", "none"], end - 3600, end)
+    assert [row for _, row in hour[-3:]] == [[997, 1, None], [None, 0, None], [999, 1, None]]
+    assert (len(hour), hour[-1][0]) == (720, end * 1000)
+    day = ring.read(["n"], end - 86_400, end)
+    assert len(day) == 1000 * 5 // 60 + 1
+    assert day[1] == ((now // 60 + 1) * 60_000, [13.5]), "the mean of a minute"
+    assert ring.read(["n"], end + 3600, end + 7200) == [], "numbers of an hour ago are not those of now"
+    with pytest.raises(BlockingIOError):
+        Ring(file, "here")
+    ring.close()
+    again = Ring(file, "here")
+    assert again.read(["n"], end, end) == [(end * 1000, [999])]
+    again.put(end + 5, {f"series {number}": number for number in range(SERIES_MAX)})
+    assert again.read(["n", f"series {SERIES_MAX - 1}"], end + 5, end + 5)[0][1] == [None, SERIES_MAX - 1]
+    again.close()
+    other = Ring(file, "another cluster")
+    assert other.read(["n"], end, end) == []
+    other.close()
+
+
+def test_plots_are_of_things_and_minutes(connection: Connection) -> None:
+    history = History(lambda: connection)
+    client = Client(
+        make_app(connection, SQL, Access(), allow_writes=False, version="1", server="here", history=history)
+    )
+    history.add(look(connection, 1.0, int(time.time() * 1000) - 5000))
+    history.add(look(connection, 6.0, int(time.time() * 1000), lags=True))
+    found = {
+        (of, name): client.get("/api/plots", params={"of": of, "name": name, "minutes": 15}).json()["points"]
+        for of, name in (
+            ("cluster", ""),
+            ("topic", "clicks"),
+            ("group", "my-app"),
+            ("broker", "0"),
+            ("topic", "none"),
+        )
+    }
+    assert found["cluster", ""][-1]["bytes"] > found["topic", "clicks"][-1]["bytes"] > 0
+    assert found["group", "my-app"][-1]["lag"] == 29
+    assert found["broker", "0"][-1]["disk_free_bytes"] > 0
+    assert found["topic", "none"][-1]["bytes"] is None
+    for wrong in ({"of": "moon"}, {"minutes": "0"}, {"minutes": "1441"}):
+        assert client.get("/api/plots", params=wrong).status_code == 400, wrong
 
 
 def test_a_server_that_does_not_list_snapshots_has_a_page_all_the_same() -> None:
