@@ -401,6 +401,10 @@ class Views:
                     "client": each.client_id,
                     "host": each.client_host,
                     "instance": each.instance_id,
+                    "assigned": [
+                        {"topic": topic, "partitions": list(partitions)}
+                        for topic, partitions in sorted(each.assigned.items())
+                    ],
                 }
                 for each in found.members
             ],

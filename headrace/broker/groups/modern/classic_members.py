@@ -14,7 +14,6 @@ gives them up first; Kafka lets it read until its SyncGroup is answered.
 
 from __future__ import annotations
 
-from headrace.broker.groups.classic.consumer_protocol import read_subscription, write_assignment
 from headrace.broker.groups.model.assignment import NOTHING, ClassicSide, Current, MemberState
 from headrace.broker.groups.model.classic import CONSUMER_PROTOCOL_TYPE
 from headrace.broker.groups.model.consumer import ConsumerGroup, ConsumerMember, tombstones_of
@@ -36,6 +35,7 @@ from headrace.broker.groups.modern import assigning, changes, conversion, member
 from headrace.broker.groups.modern.draft import Draft, Refused
 from headrace.broker.groups.modern.reconcile import reconcile, without_epochs
 from headrace.broker.groups.step import Step
+from headrace.protocol.consumer_protocol import read_subscription, write_assignment
 from headrace.protocol.errors import DecodeError, ErrorCode
 
 # -- JoinGroup -----------------------------------------------------------------------------------------------

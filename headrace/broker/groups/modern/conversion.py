@@ -29,14 +29,7 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from headrace.broker.groups.classic import rebalance
-from headrace.broker.groups.classic.consumer_protocol import (
-    BUILT_IN_ASSIGNORS,
-    TopicPartitions,
-    read_assignment,
-    read_subscription,
-    subscribed_topics,
-    write_assignment,
-)
+from headrace.broker.groups.classic.consumer_protocol import subscribed_topics
 from headrace.broker.groups.model.assignment import (
     Assignment,
     ClassicSide,
@@ -64,6 +57,13 @@ from headrace.broker.groups.model.topics import Topics
 from headrace.broker.groups.modern.draft import Draft, Refused
 from headrace.broker.groups.modern.reconcile import without_epochs
 from headrace.broker.groups.step import Step
+from headrace.protocol.consumer_protocol import (
+    BUILT_IN_ASSIGNORS,
+    TopicPartitions,
+    read_assignment,
+    read_subscription,
+    write_assignment,
+)
 from headrace.protocol.errors import DecodeError, ErrorCode
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kio.serial import entity_reader, entity_writer
 
-from headrace.broker.groups.classic.consumer_protocol import (
+from headrace.protocol.consumer_protocol import (
     Assignment,
     Subscription,
     parse_subscription,

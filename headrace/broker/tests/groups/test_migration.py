@@ -8,7 +8,6 @@ import struct
 import pytest
 from msgspec.structs import replace
 
-from headrace.broker.groups.classic.consumer_protocol import read_assignment, write_assignment
 from headrace.broker.groups.model.assignment import MemberState
 from headrace.broker.groups.model.classic import Phase
 from headrace.broker.groups.model.events import Leaver
@@ -23,6 +22,7 @@ from headrace.broker.groups.model.records import (
     PutEpoch,
     PutGroup,
 )
+from headrace.protocol.consumer_protocol import read_assignment, write_assignment
 from headrace.protocol.errors import ErrorCode
 from simulator.groups import GroupHarness, durable
 

@@ -23,11 +23,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from headrace.broker.groups.classic import members
-from headrace.broker.groups.classic.consumer_protocol import (
-    read_assignment,
-    read_subscription,
-    write_assignment,
-)
 from headrace.broker.groups.model import records
 from headrace.broker.groups.model.classic import Phase
 from headrace.broker.groups.model.events import Abandoned, JoinResult, Leaver, SyncResult
@@ -35,6 +30,11 @@ from headrace.broker.groups.model.limits import Limits
 from headrace.broker.groups.modern import classic_members, conversion, sessions
 from headrace.broker.groups.offsets import validation
 from headrace.broker.runtime.invariants import InvariantError
+from headrace.protocol.consumer_protocol import (
+    read_assignment,
+    read_subscription,
+    write_assignment,
+)
 from headrace.protocol.errors import ErrorCode
 from simulator.groups import CrashAt, CrashError, GroupHarness, durable
 

@@ -8,7 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from headrace.protocol.errors import ErrorCode, KafkaError
+from headrace.protocol.consumer_protocol import read_assignment
+from headrace.protocol.errors import DecodeError, ErrorCode, KafkaError
+from headrace.protocol.messages.consumer_group_describe import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
+)
 from headrace.protocol.messages.create_partitions import (
     CreatePartitionsRequest,
     CreatePartitionsResponse,
@@ -526,9 +531,19 @@ class AsyncKafkaAdmin:
                 request, DescribeGroupsResponse, node_id=node_id, deadline=deadline
             )
             found = answer.groups[0]
+            if found.error_code == ErrorCode.GROUP_ID_NOT_FOUND or found.group_state == "Dead":
+                modern = await self._consumer_group(group, node_id, deadline)
+                if modern is not None:
+                    return modern
             raise_for(found.error_code, found.error_message, doing=f"describe group {group}")
             members = [
-                GroupMember(m.member_id, m.client_id, m.client_host, m.group_instance_id)
+                GroupMember(
+                    m.member_id,
+                    m.client_id,
+                    m.client_host,
+                    m.group_instance_id,
+                    _assigned(m.member_assignment),
+                )
                 for m in found.members
             ]
             positions = await fetch_offsets(self._cluster, group)
@@ -539,6 +554,34 @@ class AsyncKafkaAdmin:
         return await retrying(
             attempt, config=self._cluster.config, deadline=self._deadline(), repeatable=True
         )
+
+    async def _consumer_group(self, group: str, node_id: int, deadline: Deadline) -> GroupDescription | None:
+        """Return a group of the consumer protocol (KIP-848); None if it is not one."""
+        try:
+            answer = await self._cluster.send(
+                ConsumerGroupDescribeRequest(group_ids=[group]),
+                ConsumerGroupDescribeResponse,
+                node_id=node_id,
+                deadline=deadline,
+            )
+        except UnsupportedRequest:
+            return None
+        found = answer.groups[0]
+        if found.error_code == ErrorCode.GROUP_ID_NOT_FOUND:
+            return None
+        raise_for(found.error_code, found.error_message, doing=f"describe group {group}")
+        members = [
+            GroupMember(
+                m.member_id,
+                m.client_id,
+                m.client_host,
+                m.instance_id,
+                {each.topic_name: sorted(each.partitions) for each in m.assignment.topic_partitions},
+            )
+            for m in found.members
+        ]
+        positions = await fetch_offsets(self._cluster, group)
+        return GroupDescription(group, found.group_state, found.assignor_name, members, positions)
 
     async def delete_group(self, group: str) -> None:
         """Delete a group and its positions. KafkaError NON_EMPTY_GROUP while it has members, GROUP_ID_NOT_FOUND."""
@@ -593,3 +636,11 @@ class AsyncKafkaAdmin:
         KafkaError UNKNOWN_MEMBER_ID if the group has members.
         """
         await commit_offsets(self._cluster, group, topic, offsets)
+
+
+def _assigned(assignment: bytes) -> dict[str, list[int]]:
+    """Return the partitions that a classic consumer has; nothing for members of other kinds of groups."""
+    try:
+        return {topic: sorted(partitions) for topic, partitions in read_assignment(assignment).partitions}
+    except DecodeError:
+        return {}

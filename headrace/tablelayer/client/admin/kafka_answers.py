@@ -49,10 +49,13 @@ class GroupListing:
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
+    """A member of a group. `assigned` has its partitions by topic; empty if they are unknown."""
+
     member_id: str
     client_id: str
     client_host: str
     instance_id: str | None
+    assigned: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

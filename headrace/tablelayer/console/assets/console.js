@@ -243,7 +243,8 @@ async function group(name) {
   const page = [h("h1", {}, found.group, " ", h("span", { class: "tag" }, found.state)), plotsOf("group", name, [["Lag, records", "lag", count]]),
     h("section", {}, h("h2", {}, "Positions"), listing([["topic", (each) => topicLink(each.topic)], ["partition", (each) => each.partition, "number"], ["offset", (each) => count(each.offset), "number"],
       ["end", (each) => count(each.end_offset), "number"], ["lag", (each) => count(each.lag), "number"]], found.positions, "Positions", { filter: true, empty: "The group has committed no offset yet." })),
-    h("section", {}, h("h2", {}, "Members"), grid([["member", (each) => each.member, "code"], ["client", (each) => each.client], ["host", (each) => each.host]], found.members, "Members", { empty: "The group has no member now: its consumers are stopped." }))];
+    h("section", {}, h("h2", {}, "Members"), grid([["member", (each) => each.member, "code"], ["client", (each) => each.client], ["host", (each) => each.host],
+      ["partitions", (each) => (each.assigned.length ? each.assigned.flatMap((one, index) => [index ? ", " : "", topicLink(one.topic), `: ${one.partitions.join(", ")}`]) : "none")]], found.members, "Members", { empty: "The group has no member now: its consumers are stopped." }))];
   if (about.writes) page.push(resetting(at, found));
   return page;
 }

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -479,6 +480,26 @@ def taken_from(tail: Tail, count: int) -> dict[str, Any]:
     return seen
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_members_of_a_group_have_their_partitions(connection: Connection, get: Any, protocol: str) -> None:
+    kafka = pytest.importorskip("confluent_kafka")
+    consumer = kafka.Consumer(
+        {"bootstrap.servers": connection.bootstrap, "group.id": protocol, "group.protocol": protocol}
+    )
+    consumer.subscribe(["clicks"])
+    deadline = time.monotonic() + 60
+    while not consumer.assignment():
+        assert time.monotonic() < deadline
+        consumer.poll(0.1)
+    group = get(f"/api/groups/{protocol}")
+    assert group["state"] == "Stable"
+    assert [each["assigned"] for each in group["members"]] == [[{"topic": "clicks", "partitions": [0, 1]}]]
+    listed = {each["group"]: each["members"] for each in get("/api/groups")["groups"]}
+    consumer.close()
+    assert listed[protocol] == 1
+
+
 def test_a_tail_shows_what_comes(connection: Connection, get: Any) -> None:
     connection.kafka.create_topic("tailed")
     views, tables = Views(connection, History(lambda: connection)), Tables(connection, SQL)
@@ -682,31 +703,28 @@ def test_rates_are_of_the_last_two_looks() -> None:
 
 def test_a_ring_keeps_an_hour_and_a_day_in_a_file_of_one_size(tmp_path: Path) -> None:
     file, now = tmp_path / "deep" / "ring", 1_700_000_000
-    ring = Ring(file, "here")
-    for number in range(1000):
-        ring.put(
-            now + number * 5, {"even": number % 2} if number == 998 else {"even": number % 2, "n": number}
-        )
-    end = now + 999 * 5
-    assert file.stat().st_size == FILE_BYTES < 10 << 20
-    hour = ring.read(["n", "even", "none"], end - 3600, end)
-    assert [row for _, row in hour[-3:]] == [[997, 1, None], [None, 0, None], [999, 1, None]]
-    assert (len(hour), hour[-1][0]) == (720, end * 1000)
-    day = ring.read(["n"], end - 86_400, end)
-    assert len(day) == 1000 * 5 // 60 + 1
-    assert day[1] == ((now // 60 + 1) * 60_000, [13.5]), "the mean of a minute"
-    assert ring.read(["n"], end + 3600, end + 7200) == [], "numbers of an hour ago are not those of now"
-    with pytest.raises(BlockingIOError):
-        Ring(file, "here")
-    ring.close()
-    again = Ring(file, "here")
-    assert again.read(["n"], end, end) == [(end * 1000, [999])]
-    again.put(end + 5, {f"series {number}": number for number in range(SERIES_MAX)})
-    assert again.read(["n", f"series {SERIES_MAX - 1}"], end + 5, end + 5)[0][1] == [None, SERIES_MAX - 1]
-    again.close()
-    other = Ring(file, "another cluster")
-    assert other.read(["n"], end, end) == []
-    other.close()
+    with closing(Ring(file, "here")) as ring:
+        for number in range(1000):
+            values = {"even": number % 2} if number == 998 else {"even": number % 2, "n": number}
+            ring.put(now + number * 5, values)
+        end = now + 999 * 5
+        assert file.stat().st_size == FILE_BYTES < 10 << 20
+        hour = ring.read(["n", "even", "none"], end - 3600, end)
+        assert [row for _, row in hour[-3:]] == [[997, 1, None], [None, 0, None], [999, 1, None]]
+        assert (len(hour), hour[-1][0]) == (720, end * 1000)
+        day = ring.read(["n"], end - 86_400, end)
+        assert len(day) == 1000 * 5 // 60 + 1
+        assert day[1] == ((now // 60 + 1) * 60_000, [13.5]), "the mean of a minute"
+        assert ring.read(["n"], end + 3600, end + 7200) == [], "numbers of an hour ago are not those of now"
+        with pytest.raises(BlockingIOError), closing(Ring(file, "here")):
+            pass
+    with closing(Ring(file, "here")) as ring:
+        assert ring.read(["n"], end, end) == [(end * 1000, [999])]
+        ring.put(end + 5, {f"series {number}": number for number in range(SERIES_MAX)})
+        last = f"series {SERIES_MAX - 1}"
+        assert ring.read(["n", last], end + 5, end + 5)[0][1] == [None, SERIES_MAX - 1]
+    with closing(Ring(file, "another cluster")) as ring:
+        assert ring.read(["n"], end, end) == []
 
 
 def test_plots_are_of_things_and_minutes(connection: Connection) -> None:
