@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 
 from headrace.tablelayer.client import connect
 from headrace.tablelayer.client.admin.produce import OutgoingRecord
@@ -158,6 +157,8 @@ class Watched:
 
     def violations(self) -> list[Any]:
         """The violations that axe finds on the page."""
+        from axe_playwright_python.sync_playwright import Axe
+
         found = Axe().run(self.page).response["violations"]
         return [(each["id"], [node["html"] for node in each["nodes"]]) for each in found]
 
