@@ -85,6 +85,7 @@ def test_a_table_may_be_what_is_loaded() -> None:
         ({"path": "file:/warehouse/hr"}, "'table' is missing.*CREATE TEMPORARY VIEW"),
         ({"path": "db.t$lakes"}, r"the views of db.t are \$changelog, \$lake, and the lake's own tables"),
         ({"path": "db.t$lake$"}, r"the views of db.t are"),
+        ({"path": "db.t$lake$changelog"}, r"the views of db.t are"),
         (
             {"path": "db.t$lake", "startingOffsets": "earliest"},
             "'startingOffsets' applies to the log of db.t",
