@@ -22,7 +22,8 @@ from headrace.tablelayer.lake.stores import create_only
 from headrace.tablelayer.lake.union_read import union_read
 from headrace.tablelayer.lake.union_scan import union_scan
 from headrace.tablelayer.spark.sessions import session
-from headrace.tablelayer.tests.spark.spark_tables import SHORT_LIVED_JVM, Server
+from headrace.tablelayer.tests.spark import jvm
+from headrace.tablelayer.tests.spark.spark_tables import Server
 from simulator.ports import free_port
 
 pytestmark = [pytest.mark.soak, pytest.mark.spark]
@@ -123,7 +124,7 @@ def test_a_lake_on_s3_with_faults_has_every_row_once(
         found = union_scan(connection, f"default.{lake}_pk").to_arrow().to_pydict()
         assert dict(zip(found["id"], found["v"], strict=True)) == {**expected, 0: "not in the lake"}
         assert union_scan(connection, f"default.{lake}_log").to_arrow().num_rows == ROUNDS * ROWS + 1
-        spark = session("lake on s3", memory="1g", extra=SHORT_LIVED_JVM)
+        spark = session("lake on s3", memory="1g", extra=jvm.settings())
         for suffix, more in (("", {0: "not in the lake"}), ("$lake", {})):
             rows_read = union_read(spark, server.address, f"default.{lake}_pk{suffix}").collect()
             assert {row.id: row.v for row in rows_read} == {**expected, **more}
@@ -133,7 +134,7 @@ def test_a_lake_on_s3_with_faults_has_every_row_once(
 
 def test_an_object_of_s3_is_created_once(store: tuple[FaultyS3, dict[str, str]], server: Server) -> None:
     """A snapshot of Paimon is committed so: of two writers, one creates it."""
-    spark: Any = session("lake on s3", memory="1g", extra=SHORT_LIVED_JVM)
+    spark: Any = session("lake on s3", memory="1g", extra=jvm.settings())
     place = f"s3://{BUCKET}/paimon/once"
     assert create_only(spark, place, "first")
     assert not create_only(spark, place, "second")

@@ -39,11 +39,13 @@ def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Any:
+def spark() -> Iterator[Any]:
     from headrace.tablelayer.spark.sessions import session
-    from headrace.tablelayer.tests.spark.spark_tables import SHORT_LIVED_JVM
+    from headrace.tablelayer.tests.spark import jvm
 
-    return session("headrace tests", cores=2, memory="1g", extra=SHORT_LIVED_JVM)
+    spark = session("headrace tests", cores=2, memory="1g", extra=jvm.settings(writes=True))
+    yield spark
+    jvm.end(spark)
 
 
 @pytest.fixture(scope="session")

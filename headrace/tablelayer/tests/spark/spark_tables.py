@@ -21,10 +21,6 @@ from headrace.tablelayer.model.types.column_types import DataType
 from simulator.ports import free_port
 from simulator.three_brokers import NUMBERS, ThreeBrokers, settings_of
 
-SHORT_LIVED_JVM = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-"""A JVM that runs for minutes needs half the CPU time without the optimising compiler (77 s became 41 s)."""
-
-
 ROOT = Path(__file__).resolve().parents[4]
 _names = itertools.count()
 
