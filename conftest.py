@@ -1,7 +1,6 @@
 """Settings for every test of the project."""
 
 import asyncio
-import atexit
 import contextlib
 import gc
 import inspect
@@ -17,8 +16,6 @@ from headrace.broker.runtime.disk_errors import DISK_LOG
 from headrace.protocol.loading.kernel_cache import one_writer
 
 one_writer()  # several workers may compile the same kernels
-gc.disable()  # until `pytest_collection_finish`
-atexit.register(gc.unfreeze)  # extension modules complain of what is left when the process has ended
 
 # A single example of a property has no deadline: the first one of a kernel compiles it, and the machine may be busy.
 # Where a change is judged (CI is set), the examples are the same each time; `make test` elsewhere draws others. The
@@ -41,8 +38,7 @@ def _nothing_told_of_the_disk() -> None:
 _not_to_be_had: set[Callable[[], object]] = set()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection(session: pytest.Session) -> None:
+def pytest_sessionstart(session: pytest.Session) -> None:
     """Rewrite the assertions of this worker's share of the tests; pytest keeps them beside the sources for all workers.
 
     Without this each worker of a new work tree rewrites all tests, for 20 s of a core.
@@ -61,10 +57,18 @@ def pytest_collection(session: pytest.Session) -> None:
                 rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, source, kept)
 
 
-def pytest_collection_finish() -> None:
-    """Leave what was imported and collected out of garbage collections, which took a tenth of the tests' time."""
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Leave the garbage collector off meanwhile: modules and tests stay, and searching them took a fifth of the time.
+
+    They are not frozen afterwards, because brokers of this process would then freeze their objects, too
+    (`CollectorRest`), and files of killed brokers would stay open.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
