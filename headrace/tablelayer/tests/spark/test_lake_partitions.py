@@ -15,7 +15,7 @@ from headrace.tablelayer.lake.change_source import TableChanges
 from headrace.tablelayer.lake.coordinator import ServerCoordinator
 from headrace.tablelayer.lake.tiering_job import run_tiering
 from headrace.tablelayer.lake.union_read import lake_then_stream, union_read
-from headrace.tablelayer.lake.union_scan import lake_snapshots, union_scan
+from headrace.tablelayer.lake.union_scan import lake_metadata, union_scan
 from headrace.tablelayer.model.lake.offsets import PartitionBucket
 from headrace.tablelayer.sql.session import Session
 from headrace.tablelayer.tests.lake.paimon_world import rows_by_paimon
@@ -155,7 +155,7 @@ def test_partitions_come_go_and_come_again(
     newest = union_read(spark, address, f"{lake.path}$lake$snapshots").collect()[-1]
     us = {p.bucket: o for p, o in offsets.items() if p.partition.endswith(".us")}
     assert newest.offsets["2024-01-01.us"] == us
-    alone = lake_snapshots(client, f"{lake.path}$lake$snapshots").to_pylist()[-1]
+    alone = lake_metadata(client, f"{lake.path}$lake$snapshots").to_pylist()[-1]
     assert {name: dict(ends) for name, ends in alone["offsets"]} == newest.offsets
     assert (alone["snapshot_id"], alone["epoch"]) == (newest.snapshot_id, newest.epoch)
     (answer,) = Session(client).run(
@@ -210,7 +210,7 @@ def test_upkeep_keeps_the_offsets_of_partitions_that_come_and_go(
     assert "compacted" in said
     assert "expired" in said
     assert "failed" not in said
-    assert lake_snapshots(client, lake.path).num_rows < rounds
+    assert lake_metadata(client, f"{lake.path}$lake$snapshots").num_rows < rounds
     assert "nothing new" in lake.tier()[0]
     client.admin.drop_table(lake.path)
 
