@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -222,13 +221,12 @@ class Broker:
     async def run_forever(self) -> None:
         """Wait until `stop` is called elsewhere. A failure of background work does not stop the broker.
 
-        The broker owns the process. It freezes the objects that exist after the start (modules, code, topics): a full
-        garbage collection over them would stop everything for tens of milliseconds. The collector is on afterwards,
-        even if it was off during the start. The compiler of the kernels is unloaded after use.
+        The broker owns the process. It exempts the objects that exist after the start (modules, code, topics) from
+        garbage collection: a full one over them would stop everything for tens of milliseconds. The compiler of the
+        kernels is unloaded after use.
         """
-        gc.collect()
-        gc.freeze()
-        gc.enable()
+        assert self._storage is not None
+        self._storage.slices.collector.own_process()
         compiler, loop = CompilerMemory(), asyncio.get_running_loop()
         while not self._stopped.is_set():
             try:

@@ -50,13 +50,23 @@ class CollectorRest:
         self._is_busy = is_busy
         self._others = 0
         self._until = 0.0
-        self._may_freeze = False
+        self._has_many = False
+        self._owns_process = False
+
+    def own_process(self) -> None:
+        """Exempt all objects that are there from collection, because the process is the broker's own. The collector is
+        on afterwards.
+        """
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+        self._owns_process = True
 
     @contextmanager
     def during(self) -> Iterator[None]:
         """Switch the collector off while this block runs, which is not work in slices."""
         self._others += 1
-        self._may_freeze = gc.get_freeze_count() > 0
+        self._has_many = True
         self.begin()
         try:
             yield
@@ -66,12 +76,11 @@ class CollectorRest:
     def spare_what_is_there(self) -> None:
         """Exempt the objects that were just made from collection, in a block `during`: they are many and stay for as
         long as those of the process's start. A full pass over them would stop everything for a hundred milliseconds.
-        Nothing happens in a process that did not do the same at its start, because it is not the broker's own
-        (`Broker.run_forever`).
+        Nothing happens in a process that is not the broker's own.
 
         The rest begins again, because little is left to collect.
         """
-        if self._may_freeze:  # the count itself takes milliseconds
+        if self._owns_process and self._has_many:
             gc.freeze()
             self.begin()
             if self._until:
@@ -95,7 +104,7 @@ class CollectorRest:
         """Switch the collector on again, if it was on before."""
         if self._until:
             self.spare_what_is_there()  # the answer, and what follows the new objects
-            self._until, self._may_freeze = 0.0, self._others > 0
+            self._until, self._has_many = 0.0, self._others > 0
             gc.enable()
 
 

@@ -90,7 +90,7 @@ async def test_it_rests_during_a_block_that_is_no_work_in_slices(monkeypatch) ->
 @pytest.mark.parametrize(("count", "is_spared"), [(MANY_TOPICS, True), (MANY_TOPICS - 1, False)])
 async def test_many_topics_that_are_made_at_once_are_not_looked_at_again(tmp_path, count, is_spared) -> None:
     async with direct_broker(tmp_path) as broker:
-        gc.freeze()
+        broker.broker._storage.slices.collector.own_process()
         try:
             before = gc.get_freeze_count()
             await broker.broker.context.topics.create_topics([NewTopic(f"t{n}", 1, {}) for n in range(count)])
@@ -101,10 +101,11 @@ async def test_many_topics_that_are_made_at_once_are_not_looked_at_again(tmp_pat
 
 async def test_in_a_process_of_somebody_else_nothing_is_spared(tmp_path) -> None:
     async with direct_broker(tmp_path) as broker:
+        before = gc.get_freeze_count()
         await broker.broker.context.topics.create_topics(
             [NewTopic(f"t{n}", 1, {}) for n in range(MANY_TOPICS)]
         )
-        assert not gc.get_freeze_count()
+        assert gc.get_freeze_count() <= before
 
 
 async def test_topics_that_are_deleted_are_freed_without_the_collector(tmp_path) -> None:
