@@ -95,7 +95,7 @@ def shown_by_console(cluster: DirectCluster, lost: int) -> None:
         )
         assert views.overview()["missing"] == [3]
         assert [each["offline"] for each in views.topics(internal=False)["topics"]] == [1]
-        everything = dict.fromkeys(("partition", "offset", "timestamp", "key", "contains"))
+        everything = dict.fromkeys(("partition", "offset", "timestamp", "key", "contains", "where"))
         records = views.records(TOPIC, **everything, limit=10, newest=True)
         assert (records["records"], records["without_leader"]) == ([], [lost])
         assert set(look(connection, 0.0, 0).ends[TOPIC]) == {0, 1, 2} - {lost}

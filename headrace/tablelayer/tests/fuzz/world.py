@@ -214,7 +214,9 @@ class World:
     def _make_table(self, definition: TableDefinition) -> Standing:
         answer = self.ask(m.CreateTableRequest(definition=definition.to_json()))
         assert answer.error_code == 0, answer.error_message
-        table = self.tables[definition.path.table] = Standing(definition.with_id(answer.table_id))
+        table = self.tables[definition.path.table] = Standing(
+            definition.with_id(answer.table_id).with_buckets(answer.bucket_count)
+        )
         return table
 
     # -- drawing --------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def test_the_lake_follows_and_a_lake_bucket_is_a_table_bucket(spark: Any, wareho
     assert world.lake_rows(first.snapshot) == world.log.rows(first.offsets)
     assert world.tier().outcome is Outcome.NOTHING_NEW
     found = [tuple(each) for each in world.lake.snapshots().collect()]
-    assert [(each[0], each[1], *each[3:]) for each in found] == [
+    assert [(each[0], each[1], *each[3:6]) for each in found] == [
         (1, None, "append", 1, first.offsets),
         (2, 1, "append", 2, end),
     ]

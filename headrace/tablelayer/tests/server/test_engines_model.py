@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,7 @@ def live(seed: int, tmp_path: Path, restarts: int, batches: int) -> Session:
                     table = await all_tables.create_as(definition)
                 else:
                     table = await all_tables.open()
-                    assert table.definition.without_id() == definition
+                    assert table.definition.without_id() == replace(definition, bucket_count=1)
                     await session.check(table)
                 for _ in range(batches):
                     await session.batch(table)

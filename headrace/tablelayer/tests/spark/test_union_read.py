@@ -164,7 +164,7 @@ def test_lake_and_log_are_the_table_while_it_is_written_and_tiered(
     tiered = tiered_table(client, path, None)
     lake = tiered.catalog.reader(tiered.definition)
     assert isinstance(lake, IcebergReader)
-    tasks = lake._table.scan(snapshot_id=lake.state(tiered.known_snapshot).head).plan_files()
+    tasks = lake.table.scan(snapshot_id=lake.state(tiered.known_snapshot).head).plan_files()
     assert any(task.delete_files for task in tasks), "rounds that merge leave deletes, which were read"
 
 
