@@ -15,6 +15,7 @@ from headrace.broker.stores.configured import configured_store
 from headrace.tablelayer.cli.errors import CommandError
 from headrace.tablelayer.cli.output import size_text
 from headrace.tablelayer.cli.serve import parse_sets
+from headrace.tablelayer.cli.words import counted
 from headrace.tablelayer.server.extension import TableExtension
 
 
@@ -38,8 +39,8 @@ def adopt_directory(
         typer.echo(f"{data} already belongs to {broker} at {address}; start it with\n  {start}")
         return
     typer.echo(
-        f"{data} has {found.topics} topics and tables with {found.partitions} partitions;"
-        f" {found.nodes} nodes of {size_text(found.size_bytes)} "
+        f"{data} has {counted(found.partitions, 'partition')} of {counted(found.topics, 'topic')}, tables included;"
+        f" {counted(found.nodes, 'node')} of {size_text(found.size_bytes)} "
         + (f"would be written to {address}" if dry_run else f"are now at {address}")
     )
     if not found.was_clean:

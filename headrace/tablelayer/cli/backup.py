@@ -39,7 +39,7 @@ from headrace.tablelayer.cli.connect import open_connection
 from headrace.tablelayer.cli.errors import CommandError
 from headrace.tablelayer.cli.options import Format
 from headrace.tablelayer.cli.output import size_text, write_rows
-from headrace.tablelayer.cli.words import moment_of
+from headrace.tablelayer.cli.words import counted, moment_of
 from headrace.tablelayer.client import Connection
 
 _ATTEMPTS = 5
@@ -68,7 +68,7 @@ def backup(server: str, target: str, keep: int | None) -> None:
         )
         if keep is not None:
             backups, chunks = prune(files, keep)
-            typer.echo(f"{backups} older backups and {chunks} of their chunks removed")
+            typer.echo(f"removed: {counted(backups, 'older backup')}, {counted(chunks, 'chunk')}")
 
 
 def _backup(connection: Connection, files: RemoteFiles) -> tuple[Manifest, Progress]:
@@ -175,7 +175,7 @@ def restore_from_remote(location: str, data: Path | None, cluster_id: str | None
     count = sum(path.startswith(f"{NODES}/") for path, _, _ in image.store.nodes)
     typer.echo(
         f"{data} belongs to cluster {image.cluster_id}, broker {image.broker_id}, with the metadata of "
-        f"{_time_text(image.made_ms)}; {count} topics have records in remote storage"
+        f"{_time_text(image.made_ms)}; remote storage has records of {counted(count, 'topic')}"
     )
     if image.controller_epoch >= 0:
         _tell_of_cluster(image.broker_id)
