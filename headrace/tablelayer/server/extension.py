@@ -141,6 +141,7 @@ class TableExtension:
         """Called once, for the first table that is created or opened; it may load what tables need in the meantime."""
         self.column_grants = ColumnGrants()
         self._lake: LakeRounds
+        self._calendar: Calendar
         """Set by `start`, as `lake_subjects` and `_services` are. A broker starts its extension before it uses it."""
         self.lake_subjects: LakeSubjects
         """The lake's progress, also for metrics."""
@@ -267,6 +268,7 @@ class TableExtension:
         self._lake = LakeRounds(context.store, context.clock, timing)
         await self._lake.load()
         self.lake_subjects = LakeSubjects(self.catalog, self._lake)
+        self._calendar = Calendar(self.catalog, context, self.lake_subjects.hold)
         self._services = Services(
             context,
             self.limits,
@@ -375,7 +377,6 @@ class TableExtension:
 
     async def run(self, context: BrokerContext) -> None:
         """At intervals: flush stores that were written to long ago, and release abandoned scans and staged rows."""
-        calendar = Calendar(self.catalog, context, self.lake_subjects.hold)
         keep = context.background.keep
         beside = [
             keep(partial(self._expire_rows, context), "deleting expired rows"),
@@ -385,7 +386,7 @@ class TableExtension:
         if not context.metadata.is_alone:
             beside.append(keep(self._lake.run, "following tiering progress"))
         try:
-            await self._look_after(context, calendar)
+            await self._look_after(context)
         finally:
             for task in beside:
                 task.cancel()
@@ -421,10 +422,10 @@ class TableExtension:
                     if deleted:
                         logger.debug("%s: deleted %d expired rows", bucket.name, deleted)
 
-    async def _look_after(self, context: BrokerContext, calendar: Calendar) -> None:
+    async def _look_after(self, context: BrokerContext) -> None:
         while True:
             await asyncio.sleep(_CHECK_SECONDS)
-            await calendar.check_if_due()
+            await self._calendar.check_if_due()
             if self._scans is not None:
                 self._scans.expire()
             await self._tend_buckets(context)
