@@ -645,9 +645,9 @@ def warm_up() -> None:
 
     The results are stored in this user's numba cache (NUMBA_CACHE_DIR), for this kind of CPU.
     """
-    from headrace.tablelayer.cli.warm import warm_up as warm_all
+    from headrace.tablelayer.cli.warm import warm_up_in
 
-    for name, seconds in warm_all():
+    for name, seconds in warm_up_in(min(len(os.sched_getaffinity(0)), 4)):
         typer.echo(f"{name}: {seconds:.1f} s")
 
 
