@@ -32,7 +32,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(BIN)/headrace warm-up
 	@touch $@
 
-demo: setup  ## the whole idea on real data: tables, Kafka clients, Spark, the lake (about 3 minutes; SECURE=1, BROKERS=3)
+demo: setup  ## the whole idea on real data: tables, Kafka clients, Spark, the lake (about 3 minutes; SECURE=1, BROKERS=3, LAKE=paimon, LAKE_ON=s3)
 	@HEADRACE_BROKERS=$(BROKERS) $(BIN)/python -m examples.demo
 
 demo-wide: setup  ## partial updates: three sources, one wide table (BROKERS=3 too; BY=spark: by Spark SQL)
