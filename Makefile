@@ -52,7 +52,7 @@ quick: setup  ## the tests that take seconds
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not spark and not soak" headrace simulator mutants docsite prose
 
 soak: setup  ## the long tests, alone: kills, faults, attacks, random schedules, foreign clients, the mutants (hours)
-	@$(BIN)/python -m pytest -m soak --timeout 0
+	@HEADRACE_NO_FORKS=1 $(BIN)/python -m pytest -m soak --timeout 0
 	@$(BIN)/python -m mutants
 
 mutants: setup  ## break each promise in a copy of the source: its tests must fail (ARGS="--since main", "--only groups")
