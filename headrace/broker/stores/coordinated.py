@@ -161,6 +161,10 @@ class CoordinatedStore:
     async def _begin(self) -> None:
         sent = self._clock.monotonic()
         self._session = decode_number(await self._ask(Begin()))
+        self._extend(sent)
+
+    def _extend(self, sent: float) -> None:
+        """Extend the lease by an answer to what was sent then."""
         self._lease_end = sent + LEASE_OF_SESSION * self._session_seconds
 
     async def _keep_beating(self) -> None:
@@ -170,7 +174,7 @@ class CoordinatedStore:
             with contextlib.suppress(StoreUnavailableError):
                 await self._ask(Beat())
                 if session == self._session:
-                    self._lease_end = sent + LEASE_OF_SESSION * self._session_seconds
+                    self._extend(sent)
 
     def _ended(self, session: int) -> None:
         """Begin another session in the background, once, unless there is another one already."""
