@@ -229,8 +229,8 @@ class Fetch:
         except Exception as error:  # noqa: BLE001 - of one partition; the others have their own answers
             self._refuse(entry, error)
             return
-        if found.size:
-            answer.records = found.region
+        if found.region is not None:
+            answer.records = found.region.to_send()
             entry.size, entry.record_count = found.size, found.end_offset - found.start_offset
             self._bytes += found.size
 

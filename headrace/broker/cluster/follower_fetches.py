@@ -25,7 +25,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 from headrace.broker.replication.leading import ReplicatedPartition
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from headrace.broker.replication.replicas import LocalReplicas
     from headrace.broker.replication.throttle import Throttle
     from headrace.broker.requests.declaration import RequestContext
-    from headrace.broker.runtime.slices import Slices
+    from headrace.broker.runtime.slices import Slices, Work
 
 logger = logging.getLogger("headrace.replication")
 
@@ -129,7 +129,7 @@ class FollowerFetches:
 
     # -- requests ------------------------------------------------------------------------------------------
 
-    def fetch(self, context: RequestContext, request: FetchRequest) -> Awaitable[Any]:
+    def fetch(self, context: RequestContext, request: FetchRequest) -> Awaitable[Any] | ReplicaFetchResponse:
         """Answer a fetch. Raises KafkaError if the client is not authorized as a broker of the cluster."""
         if not context.may(Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME):
             raise KafkaError(
@@ -138,18 +138,28 @@ class FollowerFetches:
             )
         return self._fetch(request)
 
-    async def _fetch(self, request: FetchRequest) -> ReplicaFetchResponse:
+    def _fetch(self, request: FetchRequest) -> Awaitable[ReplicaFetchResponse]:
         session = self._session(request)
         if not isinstance(session, _Session):
-            return ReplicaFetchResponse(error_code=session, session_id=request.session_id, responses=[])
-        loop = asyncio.get_running_loop()
+            return _refused(request, session)
         session.fetched_at = self._clock()
-        deadline = loop.time() + request.max_wait_ms / 1000
         fetch = session.fetch = _FollowerFetch(session, request, self._throttle)
+        work = fetch.take(self._metadata, self._replicas)
+        if session.session_id == NO_SESSION:
+            return self._answered(session, fetch, self._slices.run(work))
+        # At once: a producer may wait for the progress that the request reports.
+        is_taken, rest = self._slices.start(work)
+        return self._answered(session, fetch, None if is_taken else cast("Awaitable[None]", rest))
+
+    async def _answered(
+        self, session: _Session, fetch: _FollowerFetch, taken: Awaitable[None] | None
+    ) -> ReplicaFetchResponse:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + fetch.request.max_wait_ms / 1000
         try:
+            if taken is not None:
+                await taken
             pace = self._slices.pace()
-            for _ in fetch.take(self._metadata, self._replicas):
-                await pace.rest()
             while not fetch.is_over:
                 for _ in fetch.look_again():
                     await pace.rest()
@@ -193,6 +203,10 @@ class FollowerFetches:
         sessions.pop(session, None)
         if not sessions:
             del self._sessions[session.broker]
+
+
+async def _refused(request: FetchRequest, code: ErrorCode) -> ReplicaFetchResponse:
+    return ReplicaFetchResponse(error_code=code, session_id=request.session_id, responses=[])
 
 
 def where_logs_part(log: PartitionLog, asked: FetchPartition) -> EpochEndOffset | None:
@@ -393,7 +407,7 @@ class _FollowerFetch:
         self.held_up_seconds = math.inf
         """Seconds until records that a throttle holds back are available; the follower then asks for them again."""
         self._session = session
-        self._request = request
+        self.request = request
         self._throttle = throttle
         self._answers: dict[_Entry, PartitionData] = {}
         self._aside: dict[_Entry, None] = {}
@@ -417,9 +431,9 @@ class _FollowerFetch:
 
     # -- reading -------------------------------------------------------------------------------------------
 
-    def take(self, metadata: ClusterMetadata, replicas: LocalReplicas) -> Iterator[None]:
+    def take(self, metadata: ClusterMetadata, replicas: LocalReplicas) -> Work[None]:
         """Take over changes of the follower's request, which report its progress."""
-        session, request = self._session, self._request
+        session, request = self._session, self.request
         for forgotten in request.forgotten_topics_data:
             for index in forgotten.partitions:
                 session.forget(forgotten.topic or forgotten.topic_id, index)
@@ -453,7 +467,7 @@ class _FollowerFetch:
 
     @property
     def _is_full(self) -> bool:
-        return len(self._answers) >= NAMED_MAX or self._bytes >= self._request.max_bytes
+        return len(self._answers) >= NAMED_MAX or self._bytes >= self.request.max_bytes
 
     def _look(self, entry: _Entry, *, is_known: bool) -> None:
         try:
@@ -525,12 +539,12 @@ class _FollowerFetch:
             self.held_up_seconds = min(self.held_up_seconds, wait_seconds)
             self._aside[entry] = None
             return
-        bytes_max = max(min(asked.partition_max_bytes, self._request.max_bytes - self._bytes), 0)
+        bytes_max = max(min(asked.partition_max_bytes, self.request.max_bytes - self._bytes), 0)
         found = log.read(
             asked.fetch_offset, bytes_max, up_to=log.log_end_offset, min_one_batch=not self._bytes
         )
-        if found.size:
-            self._answer(entry).records = found.region
+        if found.region is not None:
+            self._answer(entry).records = found.region.to_send()
             self._bytes += found.size
             self.is_complete = True
             if is_held:

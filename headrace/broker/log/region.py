@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from headrace.broker.runtime.ports import DiskFile
+
+SMALL_BYTES: Final = 4096
+"""Size up to which bytes are read, to leave in one call with the answer around them. Otherwise there are three calls,
+and the receiver may wake up for each.
+"""
 
 
 class FileRegion:
@@ -22,6 +29,10 @@ class FileRegion:
 
     def fileno(self) -> int:
         return self._file.fileno()
+
+    def to_send(self) -> FileRegion | bytes:
+        """Return what an answer has of the region: its bytes, if they are few. Raises OSError."""
+        return self.read() if self.size <= SMALL_BYTES else self
 
     def read(self) -> bytes:
         """Return the bytes. Raises OSError, also when the file has become shorter than the region."""

@@ -191,7 +191,8 @@ class ZooKeeperStore:
 
     @property
     def session(self) -> int:
-        return int(self._client.client_id[0]) if self._client.client_id else 0
+        client_id = self._client.client_id
+        return int(client_id[0]) if client_id else 0
 
     @property
     def changes(self) -> int:
