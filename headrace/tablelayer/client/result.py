@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
@@ -42,8 +41,6 @@ class SqlResult:
         self._ahead: list[pa.RecordBatch] = []
         self._left: Iterator[pa.RecordBatch] | None = batches
         self._rows: pa.Table | None = None
-        self.watched: Callable[[], AbstractContextManager[None]] = nullcontext
-        """Shows the progress of reading all rows."""
 
     @property
     def columns(self) -> list[str]:
@@ -68,8 +65,7 @@ class SqlResult:
     def to_arrow(self) -> pa.Table:
         """Return all rows as a pyarrow Table."""
         if self._rows is None:
-            with self.watched():
-                self._rows = pa.Table.from_batches(self.batches(), self.schema)
+            self._rows = pa.Table.from_batches(self.batches(), self.schema)
         return self._rows
 
     def to_pandas(self) -> pd.DataFrame:

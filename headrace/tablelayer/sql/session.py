@@ -236,7 +236,7 @@ class Session:
                 "in streaming mode this statement would go on, and headrace sql writes the rows of one moment:"
                 " SET 'execution.runtime-mode' = 'batch', or use a stream of Spark"
             )
-        if isinstance(statement, (InsertSelect, CopyFrom, Update, Delete, Truncate)):
+        if isinstance(statement, (InsertSelect, CopyFrom, Truncate)):
             self._require(statement)
         if carry_out is not None:
             return carry_out(self, statement)
@@ -582,8 +582,12 @@ _CARRIED_OUT: dict[type, Callable[[Session, Any], Answer]] = {
     InsertSelect: lambda self, it: self._written(lambda: self._writes.insert_select(it), "written"),
     CopyFrom: Session._copy_from,
     CopyTo: Session._copy_to,
-    Update: lambda self, it: self._written(lambda: self._writes.update(it), "updated"),
-    Delete: lambda self, it: self._written(lambda: self._writes.delete(it), "deleted"),
+    Update: lambda self, it: self._written(
+        lambda: self._writes.update(it, lambda: self._require(it)), "updated"
+    ),
+    Delete: lambda self, it: self._written(
+        lambda: self._writes.delete(it, lambda: self._require(it)), "deleted"
+    ),
     Truncate: lambda self, it: self._written(lambda: self._writes.truncate(it), "deleted"),
 }
 

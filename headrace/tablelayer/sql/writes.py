@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.protocol.errors import KafkaError
 from headrace.tablelayer.client import Connection, DataError, Table, stopping
 from headrace.tablelayer.client.write.conform import conform
 from headrace.tablelayer.client.write.definitions import definition_of
@@ -33,6 +35,7 @@ from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.json.python_values import python_value
 from headrace.tablelayer.model.options.table_options import DeleteBehavior
 from headrace.tablelayer.model.schema.schema import Column
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.sql.answer import Answer
 from headrace.tablelayer.sql.assign import Assignment
 from headrace.tablelayer.sql.duck import connect, in_arrow
@@ -41,6 +44,8 @@ from headrace.tablelayer.sql.overwrite import Overwrite
 from headrace.tablelayer.sql.types import quoted
 
 _ROWS_AT_ONCE = 200_000
+_OPEN_MAX = 16
+"""Maximum number of tables that stay open between statements."""
 _LOOK_SECONDS = 0.05
 _LAST_WRITE_SECONDS = 0.1
 """Time that a write gets to end when its statement is stopped."""
@@ -59,11 +64,35 @@ class Writes:
         self._query = query
         self._analyze = analyze
         self._files = files
+        self._open: dict[TablePath, Table] = {}
         self.written_count = 0
         """Rows that the running statement has written so far. Another thread may read it."""
 
+    @contextmanager
+    def _table(self, path: TablePath) -> Iterator[Table]:
+        """Context of a table as it is now. It stays open for the next statement, with its producer id."""
+        definition = self._connection.admin.describe_table(path)
+        table = self._open.pop(path, None)  # another thread does not use it meanwhile
+        if table is not None and table.definition != definition:
+            table.close()
+            table = None
+        if table is None:
+            table = self._connection.open_table(definition)
+        try:
+            yield table
+        finally:
+            unused = self._open.pop(path, None)
+            self._open[path] = table
+            if len(self._open) > _OPEN_MAX:
+                unused = self._open.pop(next(iter(self._open)), None)
+            if unused is not None:
+                unused.close()
+
     def insert(self, statement: Insert) -> int:
-        table = self._connection.table(statement.path)
+        with self._table(statement.path) as table:
+            return self._insert(table, statement)
+
+    def _insert(self, table: Table, statement: Insert) -> int:
         names = _names(table, statement.columns, statement.replaced)
         for values in statement.rows:
             if len(values) != len(names):
@@ -239,8 +268,14 @@ class Writes:
             error.add_note(f"table {statement.path} was dropped")
             raise
 
-    def update(self, statement: Update) -> int:
-        table = self._connection.table(statement.path)
+    def update(self, statement: Update, require: Callable[[], None]) -> int:
+        """Carry out UPDATE. `require` raises if the right is missing, which a write that finds no row does not show."""
+        if statement.key is None:
+            require()
+        with self._table(statement.path) as table:
+            return self._update(table, statement, require)
+
+    def _update(self, table: Table, statement: Update, require: Callable[[], None]) -> int:
         schema = table.definition.schema
         _must_have_key(table, "UPDATE")
         columns = schema.select(list(statement.assignments))
@@ -261,11 +296,13 @@ class Writes:
         computed = {name: value for name, value in assignments.items() if isinstance(value, Expression)}
         if not computed and _is_whole_key(table, statement.key):
             assert statement.key is not None
-            found, _ = table.lookup([statement.key], columns=list(schema.primary_key))
-            if found[0]:
-                row = {**statement.key, **assignments}
-                table.partial([row], list(row), only_existing=True)
-            return int(found[0])
+            with _of_one_row(require):
+                is_found = self._is_found(table, statement.key, require)
+                if is_found:
+                    row = {**statement.key, **assignments}
+                    table.partial([row], list(row), only_existing=True)
+            return int(is_found)
+        require()
         names = [*schema.primary_key, *assignments]
         plain = [column for column in columns if column.name not in computed]
         given = {name: value for name, value in assignments.items() if name not in computed}
@@ -296,8 +333,14 @@ class Writes:
         with Assignment(found_columns, str(table.path)) as assignment:
             return self._each_written(map(assignment.rows, _slices(found)), write)
 
-    def delete(self, statement: Delete) -> int:
-        table = self._connection.table(statement.path)
+    def delete(self, statement: Delete, require: Callable[[], None]) -> int:
+        """Carry out DELETE; `require` as for `update`."""
+        if statement.key is None:
+            require()
+        with self._table(statement.path) as table:
+            return self._delete(table, statement, require)
+
+    def _delete(self, table: Table, statement: Delete, require: Callable[[], None]) -> int:
         _must_have_key(table, "DELETE")
         if table.definition.settings.delete_behavior is DeleteBehavior.IGNORE:
             raise TableError(
@@ -306,16 +349,26 @@ class Writes:
             )
         primary_key = list(table.definition.schema.primary_key)
         if _is_whole_key(table, statement.key):
-            found, _ = table.lookup([statement.key], columns=primary_key)
-            if found[0]:
-                table.delete([statement.key])
-            return int(found[0])
+            assert statement.key is not None
+            with _of_one_row(require):
+                is_found = self._is_found(table, statement.key, require)
+                if is_found:
+                    table.delete([statement.key])
+            return int(is_found)
+        require()
         called = quoted(statement.alias or table.path.table)
         beside = "" if statement.alias is None and statement.others is None else f"AS {called}"
         beside += "" if statement.others is None else f", {statement.others}"
         chosen = [f"{called}.{quoted(name)}" for name in primary_key]
         rows = self._found(table, chosen, statement.condition, beside, distinct=statement.others is not None)
         return self._each_written(_slices(rows), table.delete)
+
+    def _is_found(self, table: Table, key: Mapping[str, Any], require: Callable[[], None]) -> bool:
+        """Return whether there is a row with this key, and check the right to change it unless there is."""
+        (is_found,), _ = table.lookup([key], columns=list(table.definition.schema.primary_key))
+        if not is_found:
+            require()
+        return bool(is_found)
 
     def _found(
         self,
@@ -348,7 +401,7 @@ class Writes:
         table = self._connection.table(statement.path)
         definition = table.definition
         if definition.is_primary_key_table:
-            return self.delete(Delete(statement.path))
+            return self.delete(Delete(statement.path), lambda: None)
         if definition.settings.datalake_enabled:
             raise TableError(
                 TableErrorCode.INVALID_STATEMENT,
@@ -359,6 +412,16 @@ class Writes:
             path = table.path.of_partition(partition) if partition else table.path
             self._connection.kafka.delete_records(path.topic, offsets)
         return count
+
+
+@contextmanager
+def _of_one_row(require: Callable[[], None]) -> Iterator[None]:
+    """Context of requests for one row. After a refusal `require` names the missing right, which saves asking before."""
+    try:
+        yield
+    except KafkaError:
+        require()
+        raise
 
 
 def _await(write: Future[Any]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from uuid import UUID
 
 from headrace.tablelayer.client.admin.partitions import create_partition, drop_partition, list_partitions
 from headrace.tablelayer.client.names import several
@@ -42,6 +44,12 @@ from headrace.tablelayer.model.table.evolution import Change, changes_to_json
 from headrace.tablelayer.model.table.partitions import Partition, matching, name_of_spec, spec_texts
 from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.types.values import Value
+
+
+@lru_cache(maxsize=64)
+def _definition_of(text: str, table_id: UUID) -> StoredTable:
+    """Return a table's definition, the same one for the same text: reading it takes longer than a request."""
+    return TableDefinition.from_json(text).with_id(table_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +254,7 @@ class AsyncAdmin:
         path = as_path(path)
         request = DescribeTableRequest(database=path.database, table=path.table)
         answer = await self._cluster.call(request, DescribeTableResponse, doing=f"describe table {path}")
-        return TableDefinition.from_json(answer.definition).with_id(answer.table_id)
+        return _definition_of(answer.definition, answer.table_id)
 
     async def list_partitions(
         self, path: TablePath | str, spec: Mapping[str, Value] | None = None

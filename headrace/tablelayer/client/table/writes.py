@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from headrace.tablelayer.client.names import several
 from headrace.tablelayer.client.read.answers import nullable_schema
-from headrace.tablelayer.client.table.open_table import OpenTable
+from headrace.tablelayer.client.table.open_table import FEW_KEYS, OpenTable
 from headrace.tablelayer.client.table.parts import DELETE
 from headrace.tablelayer.client.table.staging import AsyncStagedWriter, Receipt, abort_staged, commit_staged
 from headrace.tablelayer.client.write.conform import Data, conform
@@ -189,6 +189,7 @@ class Writes:
     async def _conformed(
         self, data: Data, columns: Sequence[Column], *, fill_missing: bool = True
     ) -> pa.Table:
-        return await asyncio.to_thread(
-            conform, data, columns, table=str(self._table.path), fill_missing=fill_missing
-        )
+        table = str(self._table.path)
+        if isinstance(data, (list, tuple)) and len(data) <= FEW_KEYS:  # faster than handing it to a thread
+            return conform(data, columns, table=table, fill_missing=fill_missing)
+        return await asyncio.to_thread(conform, data, columns, table=table, fill_missing=fill_missing)

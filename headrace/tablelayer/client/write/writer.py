@@ -58,6 +58,8 @@ logger = logging.getLogger("headrace.client")
 
 _REQUEST_SIZE = 8 << 20
 _SLAB_SIZE = 32 << 20
+_FEW_ROWS, _FEW_BYTES = 16, 16 << 10
+"""Maximum size of rows whose encoding is faster than handing it to a thread."""
 _WRITE_CHANNEL = "write"
 _SERVER_SHARE = 0.9
 """The server's share of the remaining time, so that its answer with an error can still arrive."""
@@ -119,6 +121,7 @@ class Writer:
         self._routes = TableRoutes(cluster, definition)
         self._lanes = {b: Lane(b, cluster.config.max_in_flight) for b in range(definition.bucket_count)}
         self._identity: Identity | None = None
+        self._has_encoded = False
         self._buffered_bytes = 0
         self._room = asyncio.Event()
         self._room.set()
@@ -165,9 +168,7 @@ class Writer:
         batches: list[Batch] = []
         try:
             for slab in self._slabs(rows):
-                for bucket, data, row_count in await asyncio.to_thread(
-                    self._encode, slab, definition, change_type
-                ):
+                for bucket, data, row_count in await self._encoded(slab, definition, change_type):
                     batch = Batch(
                         bucket=bucket,
                         data=data,
@@ -234,6 +235,16 @@ class Writer:
         row_size = max(1, rows.nbytes // rows.num_rows)
         slab_size = min(self._config.batch_size_bytes * self._definition.bucket_count, _SLAB_SIZE)
         yield from slabs(rows, max(1, slab_size // row_size))
+
+    async def _encoded(
+        self, slab: pa.RecordBatch, definition: StoredTable, change_type: int | None
+    ) -> list[tuple[int, memoryview, int]]:
+        """Encode a few rows at once, and others in a thread, as well as the first ones: they load kernels."""
+        if self._has_encoded and slab.num_rows <= _FEW_ROWS and slab.nbytes <= _FEW_BYTES:
+            return self._encode(slab, definition, change_type)
+        encoded = await asyncio.to_thread(self._encode, slab, definition, change_type)
+        self._has_encoded = True
+        return encoded
 
     def _encode(
         self, slab: pa.RecordBatch, definition: StoredTable, change_type: int | None
