@@ -303,6 +303,9 @@ class Services:
         owner = self.context.identity.broker_id if replicated else None
         return BucketSnapshots(config.files, table_id, bucket, config.kept, self.store_disk, owner)
 
+    has_put = False
+    """Whether a thread has decoded a write of a table client, and so loaded the kernels for it."""
+
     def can_write_at_once(self) -> bool:
         """Return whether the kernels for writes on the event loop are loaded. If not, a thread begins to load them."""
         # A server without tables starts without numpy and pyarrow.

@@ -1,4 +1,4 @@
-"""Stored rows and keys, made from the values of one row.
+"""Stored rows and keys, made from the values of one row, and back.
 
 `stored.py` and `keys.py` make the same bytes from arrays.
 """
@@ -24,7 +24,7 @@ _SLOT_OF: Final = {TypeKind.BOOLEAN: "?", TypeKind.FLOAT: "f", TypeKind.DOUBLE: 
 
 
 class RowFormat:
-    """Writes stored rows of a schema."""
+    """Writes and reads stored rows of a schema."""
 
     def __init__(self, schema: Schema) -> None:
         layout = layout_of(schema.arrow())
@@ -41,6 +41,7 @@ class RowFormat:
             codes.append(code)
             self._empty.append(None if variable else b"" if code.endswith("s") else 0)
         self._fixed = struct.Struct(f"<H{self._null_bytes}s{''.join(codes)}")
+        self._unpacked = self._fixed.unpack_from
         if self._fixed.size != layout.size:
             raise AssertionError("the layout of stored rows has changed")
 
@@ -61,6 +62,20 @@ class RowFormat:
                 slots.append(value)
         fixed = self._fixed.pack(self._id, nulls.to_bytes(self._null_bytes, "little"), *slots)
         return fixed + b"".join(texts) if texts else fixed
+
+    def values(self, row: bytes) -> list[Any] | None:
+        """Return the values of a row, as `row` takes them; None if it is of another schema."""
+        schema_id, null_bits, *slots = self._unpacked(row)
+        if schema_id != self._id:
+            return None
+        nulls, begin = int.from_bytes(null_bits, "little"), self._fixed.size
+        for index, (slot, empty) in enumerate(zip(slots, self._empty, strict=True)):
+            if empty is None:
+                end = self._fixed.size + slot
+                slots[index], begin = row[begin:end], end
+            if nulls >> index & 1:
+                slots[index] = None
+        return slots
 
 
 def key_part(data_type: DataType) -> Callable[[Any], bytes] | None:

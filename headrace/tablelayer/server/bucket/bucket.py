@@ -33,18 +33,17 @@ from headrace.tablelayer.model.table.definition import StoredTable, TableDefinit
 from headrace.tablelayer.model.table.evolution import changes_to_json
 from headrace.tablelayer.server.bucket.dead_letters import write_dead_letters
 from headrace.tablelayer.server.bucket.joining import Joiners
-from headrace.tablelayer.server.bucket.joint_write import Part, write_together
+from headrace.tablelayer.server.bucket.joint_write import Part, log_at_once, write_together
 from headrace.tablelayer.server.bucket.remote_bucket import RemoteBucket, wait_elsewhere
 from headrace.tablelayer.server.kafka_face import producers as kafka_face
 from headrace.tablelayer.server.kafka_face.few_records import BYTES_MAX, COMPRESSED_MAX, FewRecords, reader_of
-from headrace.tablelayer.server.kafka_face.few_values import NeedsArrays
 from headrace.tablelayer.server.kafka_face.pieces import Answer, Consumption
 from headrace.tablelayer.server.kafka_face.refusals import REFUSALS
 from headrace.tablelayer.server.kafka_face.refused import Refused, Sifting, dead_letters, without
 from headrace.tablelayer.server.kafka_face.schema_registry import REGISTRY_URL
 from headrace.tablelayer.server.merge import forwarding
 from headrace.tablelayer.server.merge.engines import Operations
-from headrace.tablelayer.server.merge.few_rows import FewRows
+from headrace.tablelayer.server.merge.few_rows import FewRows, NeedsArrays
 from headrace.tablelayer.server.merge.writes import ClientWrite, OperationSource, Writer, made_for
 from headrace.tablelayer.server.services import Services
 
@@ -319,8 +318,9 @@ class TableBucket:
     def produce_at_once(self, batch: memoryview) -> AppendInfo | None:
         """Write a producer's small batch on the event loop, if nothing has to be awaited (see `few_records`).
 
-        Return None, without any effect, for any other batch: one that is large or refused, one of a table with rules
-        of merging, or one behind a batch that is under way. `produce` writes or refuses it.
+        Return None, without any effect, for any other batch: one that is large or refused, one of a table whose
+        records need arrays, or one behind a batch that is under way. `produce` writes or refuses it. Raises KafkaError
+        if only a part of it could be written.
         """
         if len(batch) > BYTES_MAX or self._producing:
             return None
@@ -338,14 +338,73 @@ class TableBucket:
             if (header.compression and len(batch) > COMPRESSED_MAX) or not verify_crc(batch):
                 return None
             few = reader.read([(key, value) for _, key, value in read_small(batch, max_bytes=BYTES_MAX)])
-            return self.write_few(reader, few, Writer.of(header), len(batch))
+            prepared = self._prepared_parts(reader, few, header)
         except (NeedsArrays, DecodeError, KafkaError, TableError):
             return None
+        return None if prepared is None else log_at_once(self.services.budget, prepared, len(batch))
 
-    def write_few(self, reader: FewRecords, few: FewRows, writer: Writer, size: int) -> AppendInfo | None:
-        """Log a few rows on the event loop; return None, without any effect, if that is not possible.
+    def _prepared_parts(
+        self, reader: FewRecords, few: FewRows, header: BatchHeader
+    ) -> list[tuple[TableBucket, Any]] | None:
+        """Return a few rows as their buckets log them, this one last; None if that has to be awaited."""
+        parts: dict[tuple[str, int], list[int]] = {}
+        own = self._topic.name, self.partition.index
+        for at, (partition, hashed) in enumerate(few.places):
+            parts.setdefault(self.place_of_few(partition, hashed), []).append(at)
+        mine = parts.pop(own, [])
+        prepared: list[tuple[TableBucket, Any]] = []
+        if parts:
+            # Rows of other buckets must be as durable as acknowledged ones before the sequence is logged here.
+            if self.partition.log.config.flushes_by_count or self.partition.is_replicated:
+                return None
+            forwarded = self.forwarded(header)
+            for (topic, bucket), chosen in parts.items():
+                other = self._led_here(topic, bucket)
+                if (
+                    other is None
+                    or other.partition.is_replicated
+                    or not other.publishes_at_once
+                    or other.repeated(forwarded) is not None
+                ):
+                    return None
+                prepared.append((other, other.prepare_few(reader, few.select(chosen), forwarded)))
+            few = few.select(mine)
+        prepared.append((self, self.prepare_few(reader, few, Writer.of(header))))
+        return None if any(write is None for _, write in prepared) else prepared
 
-        Raises KafkaError and TableError, without any effect.
+    def place_of_few(self, partition: str, hashed: int) -> tuple[str, int]:
+        """Return topic and bucket of a row, by its partition and the hash of its bucket key. Raises NeedsArrays."""
+        definition = self.definition
+        return (
+            self._topic.name,
+            hashed % definition.bucket_count if definition.bucket_key else self.partition.index,
+        )
+
+    def forwarded(self, header: BatchHeader) -> Writer:
+        """Return the writer of rows of a producer's batch that belong to other buckets."""
+        return forwarding.forwarded(header, self.partition.index)
+
+    def _led_here(self, topic: str, bucket: int) -> TableBucket | None:
+        """Return another bucket, if this broker leads it now. Raises KafkaError."""
+        context = self.services.context
+        leader = context.metadata.leader(topic, bucket)
+        if leader is None or leader.broker_id != context.identity.broker_id:
+            return None
+        hooks: object = context.replicas.partition(topic, bucket).hooks
+        if not isinstance(hooks, TableBucket):
+            return None
+        hooks.check_open()
+        return hooks
+
+    @property
+    def publishes_at_once(self) -> bool:
+        """Whether a few logged rows will be visible at once, unless the bucket is replicated."""
+        return True
+
+    def prepare_few(self, reader: FewRecords, few: FewRows, writer: Writer) -> Any:
+        """Return the input of `log_prepared` for a few rows, on the event loop; None if that has to be awaited.
+
+        Raises KafkaError, TableError and NeedsArrays, without any effect.
         """
         raise AssertionError("abstract")
 
@@ -481,7 +540,7 @@ class TableBucket:
             own = by_bucket.get(index)
             if own is not None and len(by_bucket) == 1:
                 return await self.write_rows(made_for(definition, own), writer, size, acks, timeout_ms)
-            forwarded = forwarding.forwarded(header, index)
+            forwarded = self.forwarded(header)
             # A client that finds the sequence here concludes that all buckets have the rows. If an acknowledgement
             # means fsynced or replicated, the rows must be that before the sequence is logged: otherwise the rows could
             # be lost while the sequence stays.

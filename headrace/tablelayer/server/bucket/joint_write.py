@@ -23,7 +23,7 @@ import msgspec
 
 from headrace.broker.log.partition_log import AppendInfo
 from headrace.protocol.errors import ErrorCode, KafkaError
-from headrace.tablelayer.model.errors import RowError
+from headrace.tablelayer.model.errors import RowError, TableError
 from headrace.tablelayer.server.merge.writes import OperationSource, Writer
 
 if TYPE_CHECKING:
@@ -60,6 +60,12 @@ class JointBucket(Protocol):
     def log_prepared(self, prepared: Any, size: int) -> AppendInfo | Awaitable[AppendInfo]: ...
 
     async def wait_published(self, info: AppendInfo, acks: int, timeout_ms: int) -> AppendInfo: ...
+
+
+class LocalBucket(JointBucket, Protocol):
+    """A bucket that this broker leads."""
+
+    def log_prepared(self, prepared: Any, size: int) -> AppendInfo: ...
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -100,12 +106,48 @@ async def write_together(budget: WriteBudget, parts: Sequence[Part]) -> list[App
                 except Exception as error:
                     if not logged:
                         raise
-                    raise _broken_off(error, part, logged, len(parts)) from error
+                    raise _broken_off(error, part.bucket, logged, len(parts)) from error
                 charged -= part.size
                 logged += 1
                 if not logged % _APPENDS_AT_ONCE:
                     await asyncio.sleep(0)
             return infos
+    finally:
+        budget.release(charged)
+
+
+def log_at_once(
+    budget: WriteBudget, parts: Sequence[tuple[LocalBucket, Any]], size: int
+) -> AppendInfo | None:
+    """Log prepared parts of one request on the event loop; return the offsets of the last one, which has the producer's
+    sequence. Each is charged with `size` bytes.
+
+    Return None, without any effect, if there is no room, or the first part cannot be logged. Raises
+    KafkaError(KAFKA_STORAGE_ERROR) if a later one cannot be, and REQUEST_TIMED_OUT if the rows of another bucket are
+    not stored at once: the sequence is not logged then, so that a repetition waits for them.
+    """
+    charged = size * len(parts)
+    try:
+        budget.reserve(charged)
+    except TableError:
+        return None
+    try:
+        for logged, (bucket, write) in enumerate(parts):
+            try:
+                info = bucket.log_prepared(write, size)
+            except Exception as error:
+                if logged:
+                    raise _broken_off(error, bucket, logged, len(parts)) from error
+                if isinstance(error, KafkaError):
+                    return None
+                raise
+            charged -= size
+            if bucket is not parts[-1][0] and bucket.partition.high_watermark <= info.last_offset:
+                raise KafkaError(
+                    ErrorCode.REQUEST_TIMED_OUT,
+                    f"{bucket.name}: logged at offset {info.base_offset}, but not stored at once; send the batch again",
+                )
+        return info
     finally:
         budget.release(charged)
 
@@ -137,12 +179,12 @@ def _repeat(part: Part) -> AppendInfo | None:
     return part.bucket.repeated(part.writer)
 
 
-def _broken_off(error: Exception, part: Part, logged: int, count: int) -> KafkaError:
+def _broken_off(error: Exception, bucket: JointBucket, logged: int, count: int) -> KafkaError:
     if not isinstance(error, KafkaError):
-        logger.error("%s: rows cannot be logged", part.bucket.name, exc_info=error)
+        logger.error("%s: rows cannot be logged", bucket.name, exc_info=error)
     reason = error.message if isinstance(error, KafkaError) else "the broker failed; its log says how"
     return KafkaError(
         ErrorCode.KAFKA_STORAGE_ERROR,
-        f"the rows of {logged} of {count} buckets were written, then {part.bucket.name} failed: {reason}; send the "
+        f"the rows of {logged} of {count} buckets were written, then {bucket.name} failed: {reason}; send the "
         "same batch again: from an idempotent producer it adds the rest and nothing twice",
     )

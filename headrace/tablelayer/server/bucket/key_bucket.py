@@ -19,14 +19,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from headrace.broker.log.partition_log import AppendInfo, AppendOrigin
 from headrace.broker.runtime import disk_errors
 from headrace.protocol.errors import ErrorCode, KafkaError
+from headrace.protocol.records.header import BatchHeader
 from headrace.tablelayer.model.batches.batch import opened_size_of
+from headrace.tablelayer.model.errors import TableError
 from headrace.tablelayer.model.schema.schema import Schema
+from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.model.types.column_types import INTEGER_BITS
+from headrace.tablelayer.server.bucket.joint_write import log_at_once
 from headrace.tablelayer.server.bucket.stored_bucket import StoredBucket
 from headrace.tablelayer.server.bucket.tasks import Kind
 from headrace.tablelayer.server.kafka_face.few_records import FewRecords
 from headrace.tablelayer.server.merge.auto_increment import OutOfNumbersError
-from headrace.tablelayer.server.merge.few_rows import FewRows
+from headrace.tablelayer.server.merge.engines import Operations
+from headrace.tablelayer.server.merge.few_puts import BYTES_MAX, puts_of
+from headrace.tablelayer.server.merge.few_rows import FewRows, Merge, NeedsArrays
 from headrace.tablelayer.server.merge.writes import (
     ClientWrite,
     OperationSource,
@@ -81,14 +87,46 @@ class KeyBucket(StoredBucket):
 
         Raises KafkaError or TableError.
         """
-        writer = Writer.of(write_header(batch))
-        return await self.write_rows(
-            lambda now: decode_put(batch, now, targets, overwrite=overwrite, update=update),
-            writer,
-            opened_size_of(batch),
-            acks,
-            timeout_ms,
-        )
+        header = write_header(batch)
+
+        def source(now: TableDefinition) -> Operations:
+            return decode_put(batch, now, targets, overwrite=overwrite, update=update)
+
+        info = self._put_at_once(source, header, batch)
+        if info is not None:
+            return await self.wait_published(info, acks, timeout_ms)
+        info = await self.write_rows(source, Writer.of(header), opened_size_of(batch), acks, timeout_ms)
+        self.services.has_put = True
+        return info
+
+    def _put_at_once(
+        self, source: OperationSource, header: BatchHeader, batch: memoryview
+    ) -> AppendInfo | None:
+        """Write a few rows of a table client on the event loop. None, without any effect, if that is not possible."""
+        services, size = self.services, len(batch)
+        if size > BYTES_MAX or not services.has_put or not services.can_write_at_once():
+            return None
+        try:
+            self.check_open()
+            puts, writer = puts_of(self.definition), Writer.of(header)
+            if (
+                header.record_count > puts.rows_max
+                or not self._takes_few
+                or opened_size_of(batch) > BYTES_MAX
+                or self.repeated(writer) is not None
+            ):
+                return None
+            operations = source(puts.definition)
+            few = puts.rows(operations)
+            if few is None:
+                return None
+            prepared = self._prepared_few(
+                puts.definition, few, writer, puts.engine(operations), full_image=puts.full_image,
+                inserts=not operations.update,
+            )  # fmt: skip
+        except (NeedsArrays, KafkaError, TableError):
+            return None
+        return None if prepared is None else log_at_once(services.budget, [(self, prepared)], size)
 
     async def insert_absent(self, keys: memoryview, schema: Schema, keys_max: int, timeout_ms: int) -> None:
         """Write rows for absent keys (R15) as R6.6 says; return when they are stored.
@@ -138,28 +176,45 @@ class KeyBucket(StoredBucket):
                 budget.release(size)
         return await self.wait_published(info, acks, timeout_ms)  # `_store` stores and publishes the rows
 
-    def write_few(self, reader: FewRecords, few: FewRows, writer: Writer, size: int) -> AppendInfo | None:
+    @property
+    def publishes_at_once(self) -> bool:
         tablet = self._tablet
-        if tablet is None or self._writing.locked() or self._no_space is not None:
+        return (
+            tablet is not None
+            and tablet.kv.is_open
+            and not tablet.pending_bytes
+            and self._tasks.under_way(Kind.STORE) is None
+        )
+
+    def prepare_few(self, reader: FewRecords, few: FewRows, writer: Writer) -> PreparedWrite | None:
+        if not self._takes_few or self.definition.schema is not reader.definition.schema:
             return None
-        now_ms = self.services.context.clock.time_ms()
+        return self._prepared_few(reader.definition, few, writer, reader.engine, full_image=reader.full_image)
+
+    @property
+    def _takes_few(self) -> bool:
+        """Whether rows can be merged now, without waiting for other writes."""
+        return self._tablet is not None and not self._writing.locked() and self._no_space is None
+
+    def _prepared_few(
+        self,
+        definition: TableDefinition,
+        few: FewRows,
+        writer: Writer,
+        engine: Merge | None,
+        *,
+        full_image: bool,
+        inserts: bool = True,
+    ) -> PreparedWrite | None:
+        tablet, now_ms = self.tablet, self.services.context.clock.time_ms()
         try:
-            prepared = tablet.prepare_few(
-                reader.definition, few, writer, now_ms, full_image=reader.full_image
+            return tablet.prepare_few(
+                definition, few, writer, now_ms, engine, full_image=full_image, inserts=inserts
             )
         except Exception as error:
             if self._failed(error) is None:
                 raise
             return None
-        if prepared is None:
-            return None
-        budget = self.services.budget
-        budget.reserve(size)
-        try:
-            return self.log_prepared(prepared, size)
-        except BaseException:
-            budget.release(size)
-            raise
 
     async def prepare_rows(self, source: OperationSource, writer: Writer) -> PreparedWrite:
         if self._no_space is not None:

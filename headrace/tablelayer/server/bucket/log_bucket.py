@@ -130,10 +130,11 @@ class LogBucket(TableBucket):
         self.services.budget.release(size)
         return info
 
-    def write_few(self, reader: FewRecords, few: FewRows, writer: Writer, size: int) -> AppendInfo | None:
+    def prepare_few(self, reader: FewRecords, few: FewRows, writer: Writer) -> memoryview | None:
+        if self.definition.schema is not reader.definition.schema:
+            return None
         rows = [row for row in few.rows if row is not None]
-        batch = batch_of_few(reader.definition, rows, None, writer, self.services.context.clock.time_ms())
-        return None if batch is None else self.partition.append(batch, AppendOrigin.EXTENSION)
+        return batch_of_few(reader.definition, rows, None, writer, self.services.context.clock.time_ms())
 
     def _duplicate(self, header: BatchHeader) -> AppendInfo | None:
         return self.partition.log.check_producer(header)

@@ -31,9 +31,11 @@ from headrace.tablelayer.model.options.table_options import (
 )
 from headrace.tablelayer.model.rows.one_row import RowFormat, key_part
 from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.one_place import Places, places_of
 from headrace.tablelayer.model.types.column_types import INTEGER_BITS, TypeKind
-from headrace.tablelayer.server.kafka_face.few_values import Conventions, NeedsArrays, Values
-from headrace.tablelayer.server.merge.few_rows import FewRows
+from headrace.tablelayer.server.kafka_face.few_values import Conventions, Values
+from headrace.tablelayer.server.merge.few_merge import engine_of
+from headrace.tablelayer.server.merge.few_rows import FewRows, NeedsArrays
 
 BYTES_MAX: Final = 16 << 10
 """Maximum size of a batch, and of its decompressed records."""
@@ -103,6 +105,13 @@ class FewRecords:
         self._key_at = [schema.index(column.name) for column in self._key_columns]
         self._key_parts = [part for column in self._key_columns if (part := key_part(column.type))]
         self._format = RowFormat(schema)
+        self.engine, self._knows_engine = engine_of(definition)
+        self._places: Places | None = None
+        self._has_parts = bool(definition.partition_keys) or (
+            definition.bucket_count > 1 and bool(definition.bucket_key)
+        )
+        if self._has_parts:
+            self._places = places_of(definition, self._key_columns if self._is_keyed else schema.columns)
         self._marks = marks
         self._plain = Values(schema.columns, self._conventions, marks, self._strict)
         self._plain_key = self._key_values(None)
@@ -111,13 +120,19 @@ class FewRecords:
         self._keys: dict[bytes, Values] = {}
 
     @property
-    def can_encode_keys(self) -> bool:
-        return len(self._key_parts) == len(self._key_columns)
+    def is_able(self) -> bool:
+        """Whether the types of the key columns and the merge engine are known here."""
+        return (
+            self._knows_engine
+            and len(self._key_parts) == len(self._key_columns)
+            and (self._places is not None or not self._has_parts)
+        )
 
     def read(self, records: Sequence[tuple[bytes | None, bytes | None]]) -> FewRows:
         """Return the rows of (key, value) pairs. Raises NeedsArrays."""
         rows: list[bytes | None] = []
         keys: list[bytes] = []
+        places: list[tuple[str, int]] = []
         try:
             for key, value in records:
                 values: list[Any] | None = None
@@ -127,8 +142,11 @@ class FewRecords:
                 rows.append(None if values is None else self._format.row(values))
                 if values is None and not self._deletes:
                     raise NeedsArrays
+                identity = self._identity(key, values, deleted)
                 if self._is_keyed:
-                    keys.append(self._stored_key(key, values, deleted))
+                    keys.append(self._stored_key(identity))
+                if self._places is not None:
+                    places.append(self._place(self._places, identity))
         except (
             msgspec.MsgspecError,
             UnicodeDecodeError,
@@ -138,10 +156,14 @@ class FewRecords:
             RecursionError,
         ):
             raise NeedsArrays from None
-        return FewRows(rows, keys)
+        return FewRows(rows, keys, places)
 
-    def _stored_key(self, key: bytes | None, values: list[Any] | None, deleted: list[Any] | None) -> bytes:
-        """Return the store key of a row, or of a delete: that of the old row, or else of the record's key."""
+    def _identity(self, key: bytes | None, values: list[Any] | None, deleted: list[Any] | None) -> list[Any]:
+        """Return the values of a log table's row, or the key of a row. The key of a delete is that of the old row, or
+        else the record's.
+        """
+        if values is not None and not self._is_keyed:
+            return values
         found = deleted if values is None else [values[at] for at in self._key_at]
         if found is None:
             if key is None:
@@ -149,7 +171,19 @@ class FewRecords:
             found = self._key(key)
         elif key is not None and self._checks_keys and self._key(key) != found:
             raise NeedsArrays
-        return b"".join((b"\x01", *(part(each) for part, each in zip(self._key_parts, found, strict=True))))
+        return found
+
+    def _stored_key(self, identity: Sequence[Any]) -> bytes:
+        return b"".join(
+            (b"\x01", *(part(each) for part, each in zip(self._key_parts, identity, strict=True)))
+        )
+
+    def _place(self, places: Places, identity: Sequence[Any]) -> tuple[str, int]:
+        place = places.place(identity)
+        partition = self.definition.path.partition
+        if place is None or (partition is not None and place[0] != partition):
+            raise NeedsArrays
+        return place
 
     def _row(self, value: bytes) -> list[Any]:
         str(value, "utf-8")  # also where no column is
@@ -221,17 +255,12 @@ class FewRecords:
 
 
 def _is_few(definition: TableDefinition) -> bool:
-    """Return whether the table's writes are simple enough: rows are put or appended as they are."""
+    """Return whether the table's records can be read one by one. `FewRecords.is_able` adds what its columns decide."""
     settings, schema = definition.settings, definition.schema
     return not (
         settings.kafka_value_format is KafkaValueFormat.AVRO
         or settings.kafka_value_path is not None
-        or settings.merge_engine is not None
         or settings.auto_increment_column is not None
-        or settings.kv_ttl_ms is not None
-        or definition.is_partitioned
-        or definition.path.partition is not None
-        or definition.bucket_count > 1
         or any(column.type.is_nested for column in schema.columns)
         or schema.primary_key == (MONGO_ID,)
         or {"schema", "payload"} & set(schema.primary_key)
@@ -249,7 +278,7 @@ def reader_of(definition: TableDefinition) -> FewRecords | None:
     if known is not None:
         return known[1]
     reader = FewRecords(definition) if _is_few(definition) else None
-    if reader is not None and not reader.can_encode_keys:
+    if reader is not None and not reader.is_able:
         reader = None
     if len(_known) >= _KNOWN_MAX:
         _known.clear()

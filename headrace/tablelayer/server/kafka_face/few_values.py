@@ -27,6 +27,7 @@ from headrace.tablelayer.model.types.column_types import (
     DataType,
     TypeKind,
 )
+from headrace.tablelayer.server.merge.few_rows import NeedsArrays
 
 _MOMENT: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.(\d{1,6}))?(Z)?", re.ASCII)
 _DAY: Final = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
@@ -45,10 +46,6 @@ _UNIT_OF: Final = {
 _FLOAT_LEAST: Final = 2.0**-126
 _DOUBLE: Final = struct.Struct("<d")
 _HALF_A_FLOAT, _BELOW_A_FLOAT = 1 << 28, (1 << 29) - 1
-
-
-class NeedsArrays(Exception):  # noqa: N818 - nothing is wrong
-    """The records have a form that only `records_to_rows` knows. Nothing has changed."""
 
 
 class Reader(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""The effects of a few upserts and deletes, as rows in bytes: rules R1 and R2, without a merge engine.
+"""The effects of a few upserts and deletes, as rows in bytes: rules R1 and R2, and a merge engine (`few_merge`).
 
 `engines.merge` works on arrays, which take a millisecond for one row or for a hundred. Here rows stay as they are
 stored, and two kernel calls make the batch for the log of them (`stored_message`). Pure; called on the event loop.
@@ -6,7 +6,7 @@ stored, and two kernel calls make the batch for the log of them (`stored_message
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -24,11 +24,27 @@ _UPDATE_AFTER: Final = int(ChangeType.UPDATE_AFTER)
 _DELETE: Final = int(ChangeType.DELETE)
 
 
+Merge = Callable[[bytes, bytes], bytes | None]
+"""A merge engine. It returns the row after an upsert, from the row before and the given one; None: nothing changes."""
+
+
+class NeedsArrays(Exception):  # noqa: N818 - nothing is wrong
+    """The rows have a form that only arrays know. Nothing has changed."""
+
+
 class FewRows(msgspec.Struct, frozen=True):
-    """Writes in order: stored rows, None for a delete, and their store keys (none in a log table)."""
+    """Writes in order: stored rows, None for a delete, and their store keys (none in a log table).
+
+    `places`: partition and hash of the bucket key of each row, if the table has several parts.
+    """
 
     rows: list[bytes | None]
     keys: list[bytes]
+    places: list[tuple[str, int]] = []
+
+    def select(self, at: Sequence[int]) -> FewRows:
+        """Return some of the rows, in this order."""
+        return FewRows([self.rows[each] for each in at], [self.keys[each] for each in at if self.keys])
 
 
 class FewChanges(msgspec.Struct, frozen=True):
@@ -41,8 +57,17 @@ class FewChanges(msgspec.Struct, frozen=True):
     row_delta: int
 
 
-def merge_few(few: FewRows, standing: dict[bytes, bytes | None], *, full_image: bool) -> FewChanges:
-    """Apply rows in order. `standing` has the row of each key before, and has the row after it then."""
+def merge_few(
+    few: FewRows,
+    standing: dict[bytes, bytes | None],
+    engine: Merge | None,
+    *,
+    full_image: bool,
+    inserts: bool = True,
+) -> FewChanges:
+    """Apply rows in order. `standing` has the row of each key before, and has the row after it then. Without `inserts`
+    only existing rows are written.
+    """
     changed: set[bytes] = set()
     logged: list[bytes] = []
     kinds = bytearray()
@@ -56,10 +81,16 @@ def merge_few(few: FewRows, standing: dict[bytes, bytes | None], *, full_image: 
             kinds.append(_DELETE)
             row_delta -= 1
         elif before is None:
+            if not inserts:
+                continue
             logged.append(row)
             kinds.append(_INSERT)
             row_delta += 1
         else:
+            if engine is not None:
+                row = engine(before, row)
+                if row is None:
+                    continue
             if full_image:
                 logged.append(before)
                 kinds.append(_UPDATE_BEFORE)

@@ -29,6 +29,7 @@ from headrace.tablelayer.server.bucket.log_bucket import LogBucket
 from headrace.tablelayer.server.kafka_face import producers as kafka_face
 from headrace.tablelayer.server.merge import forwarding
 from headrace.tablelayer.server.merge.engines import Operations
+from headrace.tablelayer.server.merge.few_rows import NeedsArrays
 from headrace.tablelayer.server.merge.writes import Writer, made_for
 from headrace.tablelayer.server.services import Services
 
@@ -46,6 +47,16 @@ class PartitionedBucket(LogBucket):
     async def _all_published(self, definition: StoredTable, timeout_ms: int) -> None:
         """Wait for nothing: the producer's sequence was logged after the rows of all partitions were acknowledged."""
 
+    def place_of_few(self, partition: str, hashed: int) -> tuple[str, int]:
+        path = self.definition.path.of_partition(partition)
+        count = self.services.catalog.bucket_count(path)
+        if not count:
+            raise NeedsArrays  # it may have to be created
+        return path.topic, (hashed if self.definition.bucket_key else self.partition.index) % count
+
+    def forwarded(self, header: BatchHeader) -> Writer:
+        return forwarding.forwarded(header, self.partition.index, by_whole_table=True)
+
     async def _write_opened(
         self,
         header: BatchHeader,
@@ -57,7 +68,7 @@ class PartitionedBucket(LogBucket):
     ) -> AppendInfo:
         """Write rows to their partitions (R17.2), then an empty batch with the producer's sequence."""
         definition = self.definition
-        writer = forwarding.forwarded(header, self.partition.index, by_whole_table=True)
+        writer = self.forwarded(header)
         try:
             operations = await self.services.run(decode, definition, opened)
             parts = await self.services.run(self._split, definition, operations)

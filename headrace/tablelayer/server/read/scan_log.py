@@ -46,7 +46,6 @@ from headrace.tablelayer.server.services import Services
 
 if TYPE_CHECKING:
     from headrace.broker.log.region import FileRegion
-    from headrace.broker.log.slice import LogSlice
     from headrace.broker.partitions.partition import Partition
 
 logger = logging.getLogger("headrace.tables")
@@ -210,7 +209,7 @@ class _Scan:
             if found.region is None:
                 break
             parts, size, records, offset = await self._services.run_on(
-                found.region, partition, self._filtered, wanted, found, bucket, room
+                found.region, partition, self._filtered, wanted, found.region, bucket, room
             )
             looked_at += found.region.size
             if parts:
@@ -223,19 +222,17 @@ class _Scan:
         self._looked_up_to[result.bucket] = result.filtered_end_offset = offset
 
     def _filtered(
-        self, wanted: Filter, found: LogSlice, bucket: TableBucket, max_bytes: int
+        self, wanted: Filter, region: FileRegion, bucket: TableBucket, max_bytes: int
     ) -> tuple[list[bytes], int, int, int]:
-        """Return (a slice's batches with matching rows, up to `max_bytes`; their size; their records; the end offset).
+        """Return (a region's batches with matching rows, up to `max_bytes`; their size; their records; the end offset).
 
         The end offset is behind the last examined batch.
         """
-        region = found.region
-        assert region is not None
         known = bucket.versions()
         chosen = BatchFilter(wanted, known)
         parts: list[bytes] = []
-        total = records = 0
-        for position, header in chosen.batches(region):
+        total = records = next_offset = 0
+        for position, header in headers_of(region):
             try:
                 batch = self._chosen(chosen, region, position, header, known)
             except (DecodeError, TableError) as error:
@@ -243,11 +240,12 @@ class _Scan:
                 batch = None
             if batch is not None:
                 if parts and total + len(batch) > max_bytes:
-                    return parts, total, records, header.base_offset
+                    break
                 parts.append(batch)
                 total += len(batch)
                 records += header.record_count
-        return parts, total, records, found.end_offset
+            next_offset = header.next_offset
+        return parts, total, records, next_offset
 
     def _chosen(
         self,

@@ -33,7 +33,7 @@ from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.model.types.sizes import BATCH_BYTES_MAX
 from headrace.tablelayer.server.merge.auto_increment import Numbers
 from headrace.tablelayer.server.merge.engines import MergeRules, Operations, merge, row_keys
-from headrace.tablelayer.server.merge.few_rows import FewRows, batch_of_few, merge_few
+from headrace.tablelayer.server.merge.few_rows import FewRows, Merge, batch_of_few, merge_few
 from headrace.tablelayer.server.merge.writes import OperationSource, Writer, compression_of, statistics_of
 from headrace.tablelayer.server.store.kv import KeyValueStore
 from headrace.tablelayer.server.store.row_ttl import Entries, RowTimes, ended
@@ -45,6 +45,8 @@ STANDING_AT_ONCE_BYTES_MAX = 64 << 10
 """The same for a write on the event loop."""
 STORED_AT_ONCE_BYTES_MAX = 64 << 10
 """Maximum size of the writes that are stored together on the event loop: some tens of microseconds."""
+_RUN_ROWS = 4096
+"""Number of rows from which replayed batches are not joined any more: it saves nothing, and copies them."""
 _STALL_SECONDS = 0.5  # after that the caller decides
 # no encoded row is equal to it: a row begins with a schema id and is longer than 2 bytes
 _MISSING = b"\x00missing"
@@ -119,29 +121,34 @@ class Tablet:
             message=merged.message,
             **writer.fields(),
         )
-        rule, times = None, None
-        if definition.settings.kv_ttl_ms is not None:
-            rule = RowTimes.of(definition)
-        if rule is not None:
-            times = rule.entries(definition.schema, merged.keys, merged.values, now_ms)
+        times = _times(definition, merged.keys, merged.values, now_ms)
         return PreparedWrite(batch, merged.keys, merged.values, merged.row_delta, merged.numbers_taken, times)
 
     def prepare_few(
-        self, definition: TableDefinition, few: FewRows, writer: Writer, now_ms: int, *, full_image: bool
+        self,
+        definition: TableDefinition,
+        few: FewRows,
+        writer: Writer,
+        now_ms: int,
+        engine: Merge | None = None,
+        *,
+        full_image: bool,
+        inserts: bool = True,
     ) -> PreparedWrite | None:
         """Compute a write of a few rows on the event loop, with the same result as `prepare`.
 
         Returns None if that is not possible: a key's row is not in memory, was written under another schema, or is
-        large.
+        large. Raises NeedsArrays, too, if the table's `engine` cannot merge a row.
         """
         stored = self._read_in_memory(list(dict.fromkeys(few.keys)))
         if stored is None:
             return None
-        changes = merge_few(few, stored, full_image=full_image)
+        changes = merge_few(few, stored, engine, full_image=full_image, inserts=inserts)
         batch = batch_of_few(definition, changes.rows, changes.change_types, writer, now_ms)
         if batch is None:
             return None
-        return PreparedWrite(batch, changes.keys, changes.values, changes.row_delta)
+        times = _times(definition, changes.keys, changes.values, now_ms)
+        return PreparedWrite(batch, changes.keys, changes.values, changes.row_delta, times=times)
 
     def prepare_expiry(
         self, definition: TableDefinition, until_ms: int, limit: int, now_ms: int
@@ -242,9 +249,9 @@ class Tablet:
             return False
         groups: list[tuple[Sequence[bytes], Sequence[bytes | None]]] = []
         for write in writes:
-            if write.times is not None:
-                return False
             groups.append((write.keys, write.values))
+            if write.times is not None:
+                groups.append(write.times)
         row_count = self.kv.row_count + sum(write.row_delta for write in writes)
         return self.kv.write_at_once(groups, writes[-1].end_offset, row_count)
 
@@ -273,8 +280,8 @@ class Tablet:
         `times` is the rule of a table with expiring rows. Raises DecodeError for batches that are not a changelog.
         """
         replayed = 0
-        groups: list[tuple[Sequence[bytes], Sequence[bytes | None]]] = []
-        row_count, end_offset = self.kv.row_count, self.kv.applied_offset
+        runs: list[_Run] = []
+        end_offset = self.kv.applied_offset
         view = memoryview(data)
         for position, header in iter_headers(view):
             if header.next_offset <= end_offset or (up_to is not None and header.base_offset >= up_to):
@@ -284,14 +291,21 @@ class Tablet:
             batch = ArrowBatch.parse(view[position : position + header.size])
             stop = None if up_to is None else up_to - header.base_offset
             schema = versions.get(batch.schema_id)
-            keys, values, delta = changes_of(schema, batch, stop)
-            groups.append((keys, values))
-            if times is not None:
-                groups.append(times.entries(schema, keys, values, header.max_timestamp))
-            row_count += delta
+            written_ms = 0 if times is None else header.max_timestamp
+            if not runs or not runs[-1].takes(schema, written_ms):
+                runs.append(_Run(schema, written_ms))
+            runs[-1].add(*_images(schema, batch, 0, stop))
             end_offset = header.next_offset if up_to is None else min(header.next_offset, up_to)
             replayed += header.record_count
-        if groups:
+        if runs:
+            groups: list[tuple[Sequence[bytes], Sequence[bytes | None]]] = []
+            row_count = self.kv.row_count
+            for run in runs:
+                keys, values, delta = changes_of(run.schema, run.rows, run.changes)
+                groups.append((keys, values))
+                if times is not None:
+                    groups.append(times.entries(run.schema, keys, values, run.written_ms))
+                row_count += delta
             self.kv.write(groups, end_offset, row_count)
         return replayed
 
@@ -317,6 +331,43 @@ class Tablet:
             start = max(offset, header.base_offset)
         if groups:
             self.kv.write(groups, start, row_count)
+
+
+def _times(
+    definition: TableDefinition, keys: list[bytes], values: list[bytes | None], now_ms: int
+) -> Entries | None:
+    """Return the entries of the rows' times, if rows of the table expire."""
+    if definition.settings.kv_ttl_ms is None:
+        return None
+    rule = RowTimes.of(definition)
+    return None if rule is None else rule.entries(definition.schema, keys, values, now_ms)
+
+
+class _Run:
+    """Changelog batches in order that are applied together: to sort and encode one row takes as long as a hundred."""
+
+    def __init__(self, schema: Schema, written_ms: int) -> None:
+        self.schema = schema
+        self.written_ms = written_ms
+        self._rows: list[pa.RecordBatch] = []
+        self._changes: list[Changes] = []
+        self._count = 0
+
+    def takes(self, schema: Schema, written_ms: int) -> bool:
+        return schema is self.schema and written_ms == self.written_ms and self._count < _RUN_ROWS
+
+    def add(self, rows: pa.RecordBatch, changes: Changes) -> None:
+        self._rows.append(rows)
+        self._changes.append(changes)
+        self._count += rows.num_rows
+
+    @property
+    def rows(self) -> pa.RecordBatch:
+        return self._rows[0] if len(self._rows) == 1 else pa.concat_batches(self._rows)
+
+    @property
+    def changes(self) -> Changes:
+        return self._changes[0] if len(self._changes) == 1 else np.concatenate(self._changes)
 
 
 def _images(
@@ -356,14 +407,13 @@ def undone_by(schema: Schema, batch: ArrowBatch, first: int) -> tuple[list[bytes
 
 
 def changes_of(
-    schema: Schema, batch: ArrowBatch, stop: int | None = None
+    schema: Schema, rows: pa.RecordBatch, changes: Changes
 ) -> tuple[list[bytes], list[bytes | None], int]:
-    """Return the keys and values of a changelog batch (its rows before `stop`), and its change of the row count.
+    """Return the keys and values of rows of the changelog, and their change of the row count.
 
-    `schema` is the batch's own. The keys are sorted, changes of one key in order: inserting unsorted keys into a
+    `schema` is the rows' own. The keys are sorted, changes of one key in order: inserting unsorted keys into a
     memtable takes four times as long.
     """
-    rows, changes = _images(schema, batch, 0, stop)
     if not len(changes):
         return [], [], 0
     kept = changes != ChangeType.UPDATE_BEFORE

@@ -103,7 +103,9 @@ async def test_what_is_not_small_or_not_sound_is_left_without_an_effect(tmp_path
             ", ".join(["id BIGINT", *(f"c{n} INT" for n in range(99))]) + ", PRIMARY KEY (id) NOT ENFORCED",
             name="wide",
         )
-        merged = await world.create(KEYED, name="merged", given={"table.merge-engine": "first_row"})
+        merged = await world.create(
+            KEYED, name="merged", given={"table.merge-engine": "aggregation", "fields.n.agg": "product"}
+        )
         row = {"id": 1, "v": "a"}
         await beside(wide, {"id": 0})  # makes the files of the store
         assert at_once(table, {"id": 1, "v": "x" * BYTES_MAX}) is None

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headrace.tablelayer.model.batches.batch import ArrowBatch, ChangeType, encode_arrow_batch
+from headrace.tablelayer.model.batches.batch import ChangeType
 from headrace.tablelayer.model.ddl.clauses import parse_columns
 from headrace.tablelayer.model.rows.versions import decode_stored
 from headrace.tablelayer.model.table.definition import TableDefinition
@@ -21,6 +21,7 @@ from headrace.tablelayer.server.merge.writes import Writer
 from headrace.tablelayer.server.read.time_travel import _move
 from headrace.tablelayer.server.store.errors import DamagedStoreError
 from headrace.tablelayer.server.store.kv import KeyValueStore
+from headrace.tablelayer.server.store.row_ttl import RowTimes
 from headrace.tablelayer.server.store.shared_memory import SharedMemory
 from headrace.tablelayer.server.store.tablet import PreparedWrite, Tablet, changes_of
 
@@ -132,6 +133,33 @@ def test_r12_a_replay_applies_each_change_once(store: KeyValueStore, tmp_path: P
     again.close()
 
 
+def test_r12_3_a_replay_of_a_part_of_a_batch_counts_its_rows(store: KeyValueStore, tmp_path: Path) -> None:
+    batches = changelog(store)
+    again = KeyValueStore.open(tmp_path / "again", SharedMemory(LIMITS))
+    tablet = Tablet(again)
+    tablet.replay(TABLE.versions, b"".join(batches[:2]))
+    assert again.row_count == 2
+    tablet.replay(TABLE.versions, b"".join(batches), up_to=5)
+    assert again.row_count == COUNTS[5] == 1
+    again.close()
+
+
+def test_r19_1_replayed_together_rows_have_the_times_of_their_own_batches(
+    store: KeyValueStore, tmp_path: Path
+) -> None:
+    tablet, batches = Tablet(store), []
+    for offset, now_ms in enumerate((100, 200)):
+        given = pa.RecordBatch.from_pylist([{"k": offset, "v": 0}], TABLE.schema.arrow())
+        prepared = tablet.prepare(TABLE, lambda _, given=given: Operations(given), Writer(), now_ms)  # type: ignore[misc]
+        batches.append(bytes(offset.to_bytes(8, "big")) + bytes(prepared.batch[8:]))
+    again = KeyValueStore.open(tmp_path / "again", SharedMemory(LIMITS))
+    assert Tablet(again).replay(TABLE.versions, b"".join(batches), times=RowTimes(None)) == 2
+    rows = again.keys_from(b"\x01", b"\x02", 9)
+    times = again.get([b"\x00t" + key for key in rows])
+    assert [int.from_bytes(time or b"", "big") - (1 << 63) for time in times] == [100, 200]
+    again.close()
+
+
 def test_changes_go_into_a_store_sorted_by_key_and_those_of_a_key_in_their_order() -> None:
     changes = [("+I", 2, 20), ("+I", 3, 30), ("+I", 1, 10), ("-U", 2, 20), ("+U", 2, 21), ("-D", 1, 10)]
     types = {
@@ -141,10 +169,8 @@ def test_changes_go_into_a_store_sorted_by_key_and_those_of_a_key_in_their_order
         "-D": ChangeType.DELETE,
     }
     rows = pa.RecordBatch.from_pylist([{"k": k, "v": v} for _, k, v in changes], TABLE.schema.arrow())
-    batch = encode_arrow_batch(
-        rows, schema_id=0, change_types=np.array([types[kind] for kind, _, _ in changes], np.uint8)
-    )
-    keys, values, delta = changes_of(TABLE.schema, ArrowBatch.parse(memoryview(batch)))
+    kinds = np.array([types[kind] for kind, _, _ in changes], np.uint8)
+    keys, values, delta = changes_of(TABLE.schema, rows, kinds)
     stored = decode_stored(
         pa.array([value for value in values if value], pa.binary()), TABLE.versions, TABLE.schema
     )

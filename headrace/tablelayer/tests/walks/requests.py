@@ -50,8 +50,10 @@ async def requests(broker: DirectBroker, extension: TableExtension) -> dict[str,
         assert answer.error_code == 0
         assert answer.records
 
+    rows = [row, *({"id": number, "name": "more"} for number in range(100, 120))]
+
     async def upsert() -> None:
-        answer = await table.put(("+", row))
+        answer = await table.put(*(("+", each) for each in rows))
         assert answer.error_code == 0, answer.error_message
 
     async def produce_json() -> None:
