@@ -3,6 +3,10 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do $$p -c "import sys; sys.exit(sys.version_info < (3, 11))" 2>/dev/null && { echo $$p; break; }; done)
+# Renders the chart of deploy/helm.
+HELM := helm.sh/helm/v3/cmd/helm@v3.19.0
+# It has the schemas of Kubernetes' objects: 17,000 files, so it is not among the packages of .venv.
+VALIDATE := kubernetes-validate==1.37.0
 # Where one server will do: 3 puts a ZooKeeper and three brokers in its place.
 BROKERS ?= $(or $(HEADRACE_BROKERS),1)
 VENV := .venv
@@ -32,7 +36,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(BIN)/headrace warm-up
 	@touch $@
 
-demo: setup  ## the whole idea on real data: tables, Kafka clients, Spark, the lake (about 3 minutes; SECURE=1, BROKERS=3)
+demo: setup  ## the whole idea on real data: tables, Kafka clients, Spark, the lake (about 3 minutes; SECURE=1, BROKERS=3, LAKE=paimon, LAKE_ON=s3)
 	@HEADRACE_BROKERS=$(BROKERS) $(BIN)/python -m examples.demo
 
 demo-wide: setup  ## partial updates: three sources, one wide table (BROKERS=3 too; BY=spark: by Spark SQL)
@@ -52,7 +56,7 @@ quick: setup  ## the tests that take seconds
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not spark and not soak" headrace simulator mutants docsite prose
 
 soak: setup  ## the long tests, alone: kills, faults, attacks, random schedules, foreign clients, the mutants (hours)
-	@$(BIN)/python -m pytest -m soak --timeout 0
+	@HEADRACE_NO_FORKS=1 $(BIN)/python -m pytest -m soak --timeout 0
 	@$(BIN)/python -m mutants
 
 mutants: setup  ## break each promise in a copy of the source: its tests must fail (ARGS="--since main", "--only groups")
@@ -71,6 +75,10 @@ $(BIN)/vale:
 	@echo "compiling vale once, which takes some minutes ..."
 	@GOBIN=$(CURDIR)/$(BIN) GOFLAGS= go install -ldflags="-s -w" $(VALE)
 
+$(BIN)/helm:
+	@echo "compiling helm once, which takes some minutes ..."
+	@GOBIN=$(CURDIR)/$(BIN) GOFLAGS= go install -ldflags="-s -w" $(HELM)
+
 check: setup  ## format, lint, types, layers, spelling, links and pages of the documentation, container files
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
@@ -85,7 +93,12 @@ check: setup  ## format, lint, types, layers, spelling, links and pages of the d
 	@if command -v promtool > /dev/null; then promtool check rules deploy/prometheus/headrace.rules.yml > /dev/null && \
 	promtool test rules deploy/prometheus/headrace.rules.test.yml > /dev/null; else \
 	echo "the alerts are not checked here: promtool is not on the PATH (Debian: the package prometheus)"; fi
-	@$(BIN)/yamllint -s -d '{extends: default, rules: {line-length: {max: 120}}}' deploy
+	@$(BIN)/yamllint -s -d '{extends: default, ignore: ["deploy/helm/*/templates/"], rules: {line-length: {max: 120}}}' deploy
+	@$(BIN)/uv tool run --quiet --from $(VALIDATE) kubernetes-validate --quiet --strict -k 1.33 deploy/kubernetes/*.yaml
+	@if command -v go > /dev/null; then $(MAKE) --no-print-directory $(BIN)/helm && \
+	$(BIN)/helm lint --strict --quiet --kube-version 1.33.0 --set tierer.enabled=true --set console.enabled=true deploy/helm/headrace && \
+	$(BIN)/python deploy/render.py; \
+	else echo "the Helm chart is not rendered here: helm is compiled by Go, which is not on the PATH"; fi
 
 bench: setup  ## figures beside Apache Kafka and Apache Fluss from their published jars, one run
 	@$(BIN)/python -m bench

@@ -1,5 +1,6 @@
 """`python -m bench [kafka] [cluster] [fluss] [tables] [transcode] [remote] [spark] [lake] [--rounds N] [--quick]
-[--only G]`, `python -m bench against --tree FOLDER`, `python -m bench neighbours|small [--tree FOLDER]`.
+[--only G]`, `python -m bench against --tree FOLDER`, `python -m bench neighbours|small [--tree FOLDER]`,
+`python -m bench processes`.
 
 Kafka or Fluss and Headrace run at the same time and take turns figure by figure, so that a noisy machine disturbs both
 alike. Every figure is the median over the rounds, with the lowest and the highest beside it, and whether it meets its
@@ -23,6 +24,7 @@ from bench import (
     cluster,
     fluss,
     lake,
+    many_processes,
     many_tables,
     remote,
     small,
@@ -110,8 +112,8 @@ def main() -> None:
     parser.add_argument(
         "what",
         nargs="*",
-        choices=[*EVERYTHING, "against", "neighbours", "small", []],
-        help="default: all but against, neighbours and small",
+        choices=[*EVERYTHING, "against", "neighbours", "small", "processes", []],
+        help="default: all but against, neighbours, small and processes",
     )
     parser.add_argument("--rounds", type=int, help="default: 5, with --quick 1")
     parser.add_argument(
@@ -143,6 +145,7 @@ def main() -> None:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     samples, of_clusters, beside_fluss = Samples(), Samples(), Samples(FLUSS)
     of_trees, beside, small_writes = (Samples(against.OTHER) for _ in range(3))
+    of_processes = Samples(many_processes.ONE)
     rows: dict[str, list[float]] = {}
     rates, tiered = {}, Samples()
     if not arguments.what and shutil.which(java()) is None:
@@ -179,6 +182,11 @@ def main() -> None:
                 show_beside(console, "Small writes", small_writes)
             else:
                 show_comparison(console, small_writes)
+    if "processes" in what:
+        try:
+            many_processes.measure(WORK, of_processes, rounds, quick=arguments.quick)
+        finally:
+            show_comparison(console, of_processes, "Two processes of one machine beside")
     if "cluster" in what:
         try:
             cluster.measure(WORK, of_clusters, arguments.only, rounds, scale, quick=arguments.quick)
@@ -223,6 +231,7 @@ def main() -> None:
             "against": of_trees.as_json(),
             "neighbours": beside.as_json(),
             "small": small_writes.as_json(),
+            "processes": of_processes.as_json(),
             "tables": rows,
             "transcode": rates,
             "remote": tiered.as_json(),

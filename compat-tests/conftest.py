@@ -20,6 +20,7 @@ import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from headrace.tablelayer.tests.serve import Serve
 from simulator.ports import free_port
 from simulator.spark_standalone import running_spark_cluster
 from simulator.three_brokers import BROKERS, NUMBERS, ThreeBrokers, path_in, settings_of
@@ -28,7 +29,6 @@ from simulator.zookeeper import LONG_SESSIONS, running_zookeeper
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # modules that the tests share are beside this file
 READY_SECONDS = 60
-MODULE = ["headrace.tablelayer.cli.main", "serve"]
 # Shorter times for consumer tests: the delay of the first rebalance, and the timeout of a dead member's session.
 SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",
@@ -74,11 +74,10 @@ class ServerProcess:
         sets = [
             argument for name, value in self.settings.items() for argument in ("--set", f"{name}={value}")
         ]
-        command = [sys.executable, "-m", *MODULE, *self.arguments()]
-        command += ["--data", str(self.directory / "data"), *sets]
+        words = [*self.arguments(), "--data", str(self.directory / "data"), *sets]
         with self._log.open("a") as log:
-            self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT, env=_environment()
+            self.process = Serve(
+                words, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT, env=_environment()
             )
         line = self._first_line()
         if "ready on" not in line:

@@ -19,3 +19,23 @@ def free_port() -> int:
     port: int = keeper.getsockname()[1]
     keeper.detach()
     return port
+
+
+def free_ports(count: int) -> int:
+    """Return the first of `count` ports in a row that are reserved until this process ends."""
+    while True:
+        first = free_port()
+        keepers = []
+        try:
+            for number in range(1, count):
+                keeper = socket.socket()
+                keepers.append(keeper)
+                keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                keeper.bind(("127.0.0.1", first + number))
+        except (OSError, OverflowError):
+            for keeper in keepers:
+                keeper.close()
+            continue
+        for keeper in keepers:
+            keeper.detach()
+        return first

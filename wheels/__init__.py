@@ -16,7 +16,7 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-from headrace.tablelayer.spark.jars import CATALOG_FOLDER, CATALOG_JAR, catalog_jar
+from headrace.tablelayer.spark.jars import catalog_jar
 
 ROOT = Path(__file__).parents[1]
 CLIENT_PACKAGES = ("headrace/protocol", "headrace/tablelayer/client", "headrace/tablelayer/model")
@@ -71,12 +71,8 @@ def build(target: Path) -> list[Path]:
 
 
 def build_headrace(target: Path) -> Path:
-    """Build headrace with Spark's compiled catalog."""
-    jar, shipped = catalog_jar(), CATALOG_FOLDER / CATALOG_JAR
-    if jar != shipped:  # if not, it is there from an earlier build
-        part = shipped.with_suffix(".part")
-        shutil.copy(jar, part)
-        part.replace(shipped)
+    """Build headrace with Spark's catalog, which `hatch_build.py` takes where it is compiled here."""
+    catalog_jar()
     return _built(ROOT, target)
 
 

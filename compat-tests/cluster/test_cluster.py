@@ -21,6 +21,7 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka.admin import NewTopic
 
 from headrace.tablelayer.client import ClientConfig, connect
+from headrace.tablelayer.tests.serve import Serve
 
 pytestmark = pytest.mark.xdist_group("cluster")
 SESSION_MS = 2000
@@ -498,13 +499,13 @@ def test_what_cannot_be_is_said_in_one_sentence(third, zookeeper, tmp_path, serv
     path = third.settings["zookeeper.connect"]
 
     def refused(number, data, address, *words):
-        command = [sys.executable, "-m", "headrace.tablelayer.cli.main", "serve", "--data", str(data)]
-        command += ["--listen", "127.0.0.1:0", "--zookeeper", address, "--set", f"node.id={number}"]
-        command += ["--set", "zookeeper.connection.timeout.ms=60000", *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
-        assert (done.returncode, done.stdout) == (1, ""), done.stderr
-        assert "Traceback" not in done.stderr
-        return done.stderr
+        given = ["--data", str(data), "--listen", "127.0.0.1:0", "--zookeeper", address]
+        given += ["--set", f"node.id={number}", "--set", "zookeeper.connection.timeout.ms=60000", *words]
+        with Serve(given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            out, err = process.communicate(timeout=90)
+        assert (process.returncode, out) == (1, ""), err
+        assert "Traceback" not in err
+        return err
 
     nobody = f"127.0.0.1:{free_port()}"
     quick = ("--set", "zookeeper.connection.timeout.ms=1500")

@@ -35,6 +35,7 @@ from java_tools import NEEDED, JavaTools
 from joserfc import jwk, jwt
 
 from headrace.tablelayer import client as headrace
+from headrace.tablelayer.tests.serve import Serve
 
 ROOT = Path(__file__).resolve().parents[2]
 # They share a server, whose users Kafka's tools create.
@@ -130,19 +131,10 @@ listener.name.short.connections.max.reauth.ms={SESSION_SECONDS * 1000}
 group.initial.rebalance.delay.ms=0
 """
         )
-        command = [
-            sys.executable,
-            "-m",
-            "headrace.tablelayer.cli.main",
-            "serve",
-            "--data",
-            str(directory / "data"),
-        ]
         self.log = directory / "server.log"
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [*command, "--config", str(directory / "server.properties")],
-                cwd=ROOT,
+            self.process = Serve(
+                ["--data", str(directory / "data"), "--config", str(directory / "server.properties")],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,

@@ -1,7 +1,8 @@
 """Writes that take a while, in one application: `cluster_kills.py ADDRESS FOLDER KIND-TARGET...`.
 
-KIND is `batch` (the data source), `insert` (the catalog) or `stream`; TARGET is `log` or `keyed`. Each writes the rows
-of table `rows` into table `KIND_TARGET`. A task leaves the process id of its executor in FOLDER, and then stands still.
+KIND is `batch` (the data source), `insert` or `overwrite` (the catalog), or `stream`; TARGET is `log` or `keyed`. Each
+writes the rows of table `rows` into table `KIND_TARGET`. A task leaves the process id of its executor in
+FOLDER, and then stands still.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 PAUSE_SECONDS = 4.0
 BATCH_ROWS = 500
+STATEMENTS = {"insert": "INSERT INTO", "overwrite": "INSERT OVERWRITE"}
 
 
 def in_two_parts(marks: str, write: str) -> Any:
@@ -57,9 +59,9 @@ def main() -> None:
         rows = rows.mapInArrow(slow, rows.schema)
         if kind == "batch":
             rows.write.format("headrace").option("table", table).mode("append").save()
-        elif kind == "insert":
+        elif kind in STATEMENTS:
             rows.createOrReplaceTempView("given")
-            spark.sql(f"INSERT INTO headrace.{table} SELECT * FROM given")
+            spark.sql(f"{STATEMENTS[kind]} headrace.{table} SELECT * FROM given")
         else:
             writer = rows.writeStream.format("headrace").option("table", table)
             writer = writer.option("checkpointLocation", f"{folder}/checkpoint-{write}")

@@ -152,7 +152,10 @@ def test_every_step_runs_over_spark_connect(spark_cluster, server, tmp_path, env
 
 
 WRITES = [f"{kind}-{target}" for kind in ("batch", "insert", "stream") for target in ("log", "keyed")]
+WRITES.append("overwrite-keyed")
 ROWS = 8_000
+OLD = range(-100, 100)
+"""The keys of the table that is overwritten."""
 
 
 @pytest.fixture
@@ -167,6 +170,7 @@ def tables(own_server) -> str:
                 f"CREATE TABLE {write.replace('-', '_')} ({columns}{key}) WITH ('bucket.num'='2')"
             )
         connection.table("default.rows").append([{"id": n, "name": str(n)} for n in range(ROWS)])
+        connection.table("default.overwrite_keyed").upsert([{"id": n, "name": "old"} for n in OLD])
     return own_server.address
 
 
@@ -175,7 +179,17 @@ def assert_each_row_once(address: str, write: str) -> None:
     with connect(address) as connection:
         table = connection.table(f"default.{write.replace('-', '_')}")
         assert sorted(table.to_arrow(["id"]).column("id").to_pylist()) == list(range(ROWS)), write
-        assert sum(table.offsets("latest").values()) == ROWS, write
+        # Each old row was an insertion, and is a deletion now or the old image of an update.
+        changes = ROWS + (2 * len(OLD) if write.startswith("overwrite") else 0)
+        assert sum(table.offsets("latest").values()) == changes, write
+
+
+def assert_nothing_is_visible(address: str, write: str) -> None:
+    """No row of a write that broke off is there, and no row that it replaces is gone."""
+    with connect(address) as connection:
+        rows = connection.table(f"default.{write.replace('-', '_')}").to_arrow()
+        expected = sorted((n, "old") for n in OLD) if write.startswith("overwrite") else []
+        assert sorted(tuple(row.values()) for row in rows.to_pylist()) == expected, write
 
 
 def submit(cluster, address, folder, environment, writes) -> Application:
@@ -213,6 +227,7 @@ def test_a_driver_that_is_killed_loses_and_doubles_no_row(
     driver = submit(spark_cluster, tables, tmp_path, environment, [write])
     wait_until(lambda: running(driver, tmp_path, write), write, 1800)
     driver.kill()
+    assert_nothing_is_visible(tables, write)
     again = submit(spark_cluster, tables, tmp_path, environment, [write])
     assert again.wait() == 0, again.output()[-8000:]
     assert_each_row_once(tables, write)

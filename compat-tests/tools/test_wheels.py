@@ -74,6 +74,12 @@ def served(whole):
     assert process.returncode == 0, complaints
 
 
+def test_the_wheel_has_sparks_catalog(whole):
+    """Neither Java nor pyspark is there to compile it."""
+    jar = Path(whole.program("from headrace.tablelayer.spark import jars; print(jars.catalog_jar())").strip())
+    assert jar.is_relative_to(whole.folder / "environment")
+
+
 def test_a_users_own_modules_stay_theirs(whole):
     printed = whole.program(
         "import headrace, protocol, broker, tablelayer; print(protocol.OWN, headrace.connect.__name__)"

@@ -24,6 +24,7 @@ from headrace.broker.groups.group_configs import GROUP_CONFIGS
 from headrace.tablelayer.cli.main import app
 from headrace.tablelayer.model.options.table_options import DECLARED
 from headrace.tablelayer.server.extension import TableExtension
+from headrace.tablelayer.tests.serve import Serve
 from simulator.ports import free_port
 
 PAGES = [path.as_posix() for path in written() if blocks_of((DOCS / path).read_text())]
@@ -248,12 +249,17 @@ class Newcomer:
         return done.stdout
 
     def _serve(self, code: str) -> None:
-        configured = "--config" in code  # where it listens stands there
-        command = f"exec {code.strip()}" + ("" if configured else f" --listen 127.0.0.1:{self.port}")
-        served = subprocess.Popen(
-            ["bash", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            cwd=self.folder, env=self.environment,
-        )  # fmt: skip
+        ((_, words, line),) = commands_of(code.replace("$PWD", str(self.folder)))
+        assert words[:1] == ["serve"], line
+        configured = "--config" in words  # where it listens stands there
+        served = Serve(
+            words[1:] if configured else [*words[1:], "--listen", f"127.0.0.1:{self.port}"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.folder,
+            env=self.environment,
+        )
         self.servers.append(served)
         ready = served.stdout.readline()
         assert "is ready" in ready, served.communicate(timeout=10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import threading
@@ -24,17 +25,19 @@ from examples.demo.pipeline import Pipeline
 from examples.demo.truth import Answer, Truth
 from examples.server import ROOT, Server
 from examples.stage import Stage, StepFailedError
+from examples.store import BUCKET, ObjectStore
 from headrace import ChangeType, Connection, connect
 from headrace.protocol.errors import KafkaError
 from headrace.spark import session
 from headrace.tablelayer.client.errors import AuthenticationFailed
 from headrace.tablelayer.client.security.settings import ConnectionSettings
 from headrace.tablelayer.lake.union_read import union_read
-from headrace.tablelayer.spark.jars import paimon_jar, spark_jars
+from headrace.tablelayer.spark.jars import paimon_jar, spark_jars, store_jars
 
 WORK = ROOT / ".demo"
 LAKE_VARIABLE = "LAKE"
 LAKES = ("iceberg", "paimon")
+PLACE_VARIABLE = "LAKE_ON"
 LATE_ORDERS = 10_000
 """Orders that are kept back so that rows still arrive during the union read."""
 TABLE = "shop.enriched_orders"
@@ -75,11 +78,13 @@ class Demo:
     stage: Stage
     work: Path = WORK
     lake: str = LAKES[0]
+    on_s3: bool = False
     secure: bool = False
     scale: str = data.SCALE_FACTOR
     access: Access = field(default_factory=Access)
     server: Server = field(init=False)
     truth: Truth = field(init=False)
+    store: ObjectStore | None = None
     spark: Any = None
     client: Connection | None = None
     pipeline: Pipeline | None = None
@@ -96,6 +101,9 @@ class Demo:
         spark_jars(report=self.stage.say)
         if self.lake == "paimon":
             paimon_jar(report=self.stage.say)
+        if self.on_s3:
+            store_jars("s3", report=self.stage.say)
+            self.start_store()
         with ThreadPoolExecutor(1) as background:  # the data is generated while Spark starts
             starting = background.submit(self.start_spark)
             folder = self.work / "tpch"
@@ -110,6 +118,14 @@ class Demo:
             )
             self.spark = starting.result()
         self.stage.say(f"Spark {self.spark.version} is up, with its Kafka connector and Iceberg")
+
+    def start_store(self) -> None:
+        """Start the object store of the lake; all later processes find it in their environment."""
+        self.store = ObjectStore(self.work / "s3.log")
+        self.store.start()
+        os.environ.update(self.store.environment())
+        self.stage.command([f"export AWS_ENDPOINT_URL={self.store.address} AWS_ACCESS_KEY_ID=... AWS_..."])
+        self.stage.say(f"an S3 server with the bucket s3://{BUCKET}, by moto")
 
     def start_spark(self) -> Any:
         """Start a session and run its slow first job."""
@@ -127,10 +143,14 @@ class Demo:
     def configurations(self) -> dict[str, str]:
         """Return the configurations of the server."""
         return {
-            f"datalake.{self.lake}.warehouse": str(self.work / "warehouse"),
+            f"datalake.{self.lake}.warehouse": self.warehouse,
             "group.initial.rebalance.delay.ms": "0",
             "num.partitions": "4",
         }
+
+    @property
+    def warehouse(self) -> str:
+        return f"s3://{BUCKET}/warehouse" if self.on_s3 else str(self.work / "warehouse")
 
     def create_tables(self) -> None:
         script = Path(__file__).parent / "tables.sql"
@@ -570,6 +590,8 @@ class Demo:
         self.stop_server()
         if self.spark is not None:
             self.spark.stop()
+        if self.store is not None:
+            self.store.stop()
 
     def stop_server(self) -> None:
         """Stop the server, if it was started."""

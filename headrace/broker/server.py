@@ -123,8 +123,8 @@ class Broker:
             await self._undo.aclose()
             if isinstance(error, STORE_LOST):
                 raise ConfigError(
-                    f"ZooKeeper was lost while this broker started ({error.message}): start it again when ZooKeeper is"
-                    " there"
+                    f"the coordination store was lost while this broker started ({error.message}): start it again when"
+                    " that is there"
                 ) from None
             raise
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from headrace.broker.cluster.cleaner import LogCleaner
 from headrace.broker.cluster.lookout import Lookout
-from headrace.broker.cluster.retention import Retention
+from headrace.broker.cluster.retention import ClosedLogs, Retention
 from headrace.broker.runtime.open_files import close_idle_files
 
 if TYPE_CHECKING:
@@ -47,7 +47,14 @@ def start_background_work(
     background.keep(listeners.network.reap_idle, "closing of idle connections")
     background.keep(logs.deleted_files.run, "removal of deleted segments")
     retention = Retention(
-        config, context.replicas, extensions, logs.deleted_files, context.ages, background, logs.removals
+        config,
+        context.replicas,
+        extensions,
+        logs.deleted_files,
+        context.ages,
+        background,
+        ClosedLogs(context.executor, logs.retention_limits, logs.retention_due_ms),
+        logs.removals,
     )
     background.keep(retention.run, "retention")
     if cluster.remote is not None:

@@ -94,6 +94,7 @@ class Cluster:
             fence=fence,
             replication=self.replication,
             remove=files.remove_replica,
+            needs_recovery=self.logs.needs_recovery,
         )
         self.following = MetadataFollower(store, self.metadata, member, self.replicas, files, broker_id)
         self.brokers = ClusterBrokers(store, self.metadata, member, self.following, files, broker_id)
@@ -163,13 +164,13 @@ class Cluster:
         return self.logs.remote
 
     async def load(self) -> None:
-        """Register the broker and open its partitions; after an unclean stop, open all of them. Raises ConfigError if
+        """Register the broker and open its partitions; after an unclean stop, recover their logs. Raises ConfigError if
         another broker is registered under this one's id.
         """
         storage = self._storage
         try:
             await self.following.load(
-                open_all=not storage.was_clean,
+                recover=not storage.was_clean,
                 prepare=None if self.remote is None else self.remote.make_missing,
             )
         except KafkaError as error:

@@ -6,6 +6,7 @@ import asyncio
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
+from headrace.broker.log import closed
 from headrace.broker.log.partition_log import PartitionLog
 from headrace.broker.partitions.data_dir import PARTITION_METADATA, DataDirectory
 from headrace.broker.partitions.deleted_files import DeletedFiles
@@ -13,6 +14,7 @@ from headrace.broker.partitions.partition import Partition
 
 if TYPE_CHECKING:
     from headrace.broker.assembly.ports import Ports
+    from headrace.broker.log.retention import RetentionLimits
     from headrace.broker.metadata.topic_config import TopicConfigs
     from headrace.broker.remote.manager import RemoteLogManager
     from headrace.broker.replication.replicas import LocalReplicas
@@ -56,6 +58,22 @@ class PartitionLogs:
         if self.remote is not None:
             partition.remote = self.remote.of(partition, log)
         return log
+
+    def needs_recovery(self, partition: Partition) -> bool:
+        """Return whether the open of a partition's log scans records. Slow; call it in a thread. Raises OSError."""
+        return closed.needs_recovery(self._ports.disk, self._directory.partition_dir(*partition.place))
+
+    def retention_limits(self, partition: Partition) -> RetentionLimits:
+        """Return the limits of the local part of a partition's log."""
+        config = self._topic_configs.log_config(partition.topic)
+        return config.local_retention if config.remote_storage_enable else config.retention
+
+    def retention_due_ms(self, partition: Partition, limits: RetentionLimits) -> float:
+        """Return the time from which retention may delete something of a closed log. Slow; call it in a thread. Raises
+        OSError.
+        """
+        folder = self._directory.partition_dir(*partition.place)
+        return closed.retention_due_ms(self._ports.disk, folder, limits)
 
     def _file_delete_delay_ms(self, topic: str, index: int) -> int | None:
         partition = self.replicas.find_partition(topic, index)

@@ -87,12 +87,13 @@ class MetadataFollower:
     async def load(
         self,
         *,
-        open_all: bool,
+        recover: bool,
         prepare: Callable[[Sequence[TopicEntry]], Awaitable[None]] | None = None,
     ) -> None:
         """Register this broker and serve the image, once the controller has seen the registration.
 
-        `open_all` recovers every log now (after a crash). `prepare` is given all topics before any log is opened.
+        `recover`: recover every log now that was not closed cleanly (after a crash). `prepare` is given all topics
+        before any log is opened.
         Raises ConfigError when the store's content is damaged, KafkaError when another broker is registered under
         this one's id.
         """
@@ -110,7 +111,7 @@ class MetadataFollower:
             await prepare(entries)
         # In order of names: an extension's topic may depend on one whose name is a prefix of its own.
         for entry in entries:
-            await self._replicas.follow(None, entry, open_all=open_all)
+            await self._replicas.follow(None, entry, recover=recover)
             self._metadata.put(entry)
         self.install(image)
         self._metadata.is_loaded = True

@@ -108,16 +108,8 @@ class TopicFiles:
         """Remove a broker from the holders of files of deleted topics. The last one removes a topic's node; in the
         layout without holders, any broker does.
         """
-
-        def without(data: bytes | None) -> bytes | None:
-            if data is None:
-                return None
-            topic, holders = tree.decode_deletion(data)
-            left = [broker for broker in holders or () if broker != broker_id]
-            return tree.encode_deletion(topic, left) if left else None
-
         paths = [f"{tree.DELETED}/{topic_id}" for topic_id in topic_ids]
-        await modify_all(self._store, paths, without)
+        await modify_all(self._store, paths, lambda data: tree.deletion_without(data, broker_id))
 
     # -- a replica ---------------------------------------------------------------------------------------------
 

@@ -206,6 +206,17 @@ def decode_deletion(data: bytes) -> tuple[TopicImage, list[int] | None]:
     return decode_topic(data), json.loads(data).get("brokers")
 
 
+def deletion_without(data: bytes | None, broker_id: int) -> bytes | None:
+    """Return the contents of a deleted topic's node without a broker that had files of it; None after the last one. In
+    the layout without brokers, any broker is the last.
+    """
+    if data is None:
+        return None
+    topic, holders = decode_deletion(data)
+    left = [broker for broker in holders or () if broker != broker_id]
+    return encode_deletion(topic, left) if left else None
+
+
 def creation(entry: TopicEntry) -> list[StoreOperation]:
     """Return the operations that create the nodes of a new topic."""
     return [CreateNode(topic_path(entry.topic.name), encode_topic(entry.topic)), *states_creation(entry)]

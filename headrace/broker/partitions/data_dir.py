@@ -2,8 +2,9 @@
 
 .lock                         locked (flock) by the running broker
 meta.properties               version, cluster.id, node.id; cluster.member if the topics are in ZooKeeper;
-                              cluster.adoption if the broker was a single broker before
-meta.db                       the embedded coordination store, with the topics of a single broker
+                              cluster.adoption if the broker was a single broker before; cluster.processes in the
+                              directory of several broker processes (`broker.cluster.processes`)
+meta.db                       the embedded coordination store, with the topics of a single broker or of processes
 restored-from-remote-storage  the broker was made from remote storage; its partitions are still to follow
 group-positions-from-remote-storage  the same; the committed offsets of its groups are still to be entered
 .kafka_cleanshutdown          exists only between a clean stop and the next start
@@ -46,6 +47,7 @@ _LOCK = ".lock"
 _PROPERTIES = "meta.properties"
 _MEMBER = "cluster.member"
 _ADOPTION = "cluster.adoption"
+_PROCESSES = "cluster.processes"
 _TEMPORARY = ".tmp"
 _CLEAN = ".kafka_cleanshutdown"
 _LIFE = ".last-life"
@@ -80,10 +82,7 @@ class DataDirectory:
         self._disk = disk
         self._clock = clock
         self.broker_id = broker_id
-        try:
-            disk.make_directory(path)
-        except OSError as error:
-            raise _unusable(path, error) from error
+        make_directory(disk, path)
         self._lock = lock_directory(disk, path)
         try:
             self.cluster_id = self._load_properties(broker_id, new_cluster_id, member_of)
@@ -285,11 +284,22 @@ class DataDirectory:
             new = Properties(LAYOUT_VERSION, cluster_id, broker_id, member_of is not None)
             self._disk.replace(path, new.encode(), sync=True)
             return cluster_id
+        if properties.processes:
+            raise ConfigError(
+                f"the data directory {self.path} belongs to {properties.processes} broker processes: start it with"
+                f" --processes {properties.processes}"
+            )
         cluster_id, node_id, is_member = properties.cluster_id, properties.node_id, properties.is_member
         if node_id != broker_id:
             raise ConfigError(
                 f"the data directory {self.path} belongs to broker {node_id}, not {broker_id}; set "
                 f"node.id={node_id}"
+            )
+        above = read_properties(self._disk, self.path.parent) if is_member else None
+        if member_of is None and above is not None and above.processes:
+            raise ConfigError(
+                f"the data directory {self.path} belongs to one of {above.processes} broker processes: start all of"
+                f" them with --data {self.path.parent} --processes {above.processes}"
             )
         if is_member and member_of is None:
             raise ConfigError(
@@ -314,21 +324,30 @@ class DataDirectory:
 
 
 class Properties(msgspec.Struct, frozen=True):
-    """The facts about its broker in a data directory. `adoption` is the id of the adoption that made it a member."""
+    """The facts about its broker in a data directory. `adoption` is the id of the adoption that made it a member.
+    `processes`: the directory has that number of brokers in folders of their own, and `node_id` is the first one's.
+    """
 
     version: int
     cluster_id: str
     node_id: int
     is_member: bool
     adoption: str | None = None
+    processes: int = 0
 
     def encode(self) -> bytes:
         """Encode in the present layout."""
-        fields = {"version": LAYOUT_VERSION, "cluster.id": self.cluster_id, "node.id": self.node_id}
+        fields: dict[str, object] = {
+            "version": LAYOUT_VERSION,
+            "cluster.id": self.cluster_id,
+            "node.id": self.node_id,
+        }
         if self.is_member:
             fields[_MEMBER] = "true"
         if self.adoption is not None:
             fields[_ADOPTION] = self.adoption
+        if self.processes:
+            fields[_PROCESSES] = self.processes
         return "".join(f"{name}={value}\n" for name, value in fields.items()).encode()
 
 
@@ -351,6 +370,7 @@ def read_properties(disk: Disk, path: Path) -> Properties | None:
             int(fields["node.id"]),
             _MEMBER in fields,
             fields.get(_ADOPTION),
+            int(fields.get(_PROCESSES, 0)),
         )
     except (KeyError, ValueError) as error:
         raise ConfigError(f"{file} is damaged ({error!r}); restore it from a backup") from error
@@ -377,6 +397,14 @@ def _unusable(path: Path, error: OSError) -> ConfigError:
         else ""
     )
     return ConfigError(f"the data directory {path} cannot be used: {error.strerror}{who}")
+
+
+def make_directory(disk: Disk, path: Path) -> None:
+    """Make a data directory if it is missing. Raises ConfigError."""
+    try:
+        disk.make_directory(path)
+    except OSError as error:
+        raise _unusable(path, error) from error
 
 
 def lock_directory(disk: Disk, path: Path) -> DiskLock:

@@ -57,9 +57,13 @@ class LocalReplicas:
         fence: Fence | None = None,
         replication: Replicating | None = None,
         remove: Callable[[TopicImage, int], Awaitable[None]] | None = None,
+        needs_recovery: Callable[[Partition], bool] = lambda _: True,
     ) -> None:
-        """`replication`: None without other brokers. `remove`: removes the files of a closed replica."""
+        """`replication`: None without other brokers. `remove`: removes the files of a closed replica.
+        `needs_recovery`: tells, in a thread, whether the open of a log scans records; may raise OSError.
+        """
         self._remove = remove
+        self._needs_recovery = needs_recovery
         self.changes = PartitionChanges()
         self._replication = replication
         self._followers: dict[tuple[str, int], Follower] = {}
@@ -107,9 +111,9 @@ class LocalReplicas:
 
     # -- following the image ---------------------------------------------------------------------------------
 
-    async def follow(self, old: TopicEntry | None, new: TopicEntry, *, open_all: bool = False) -> None:
-        """Follow the change of a topic. Returns when new partitions exist and those with hooks have started; `open_all`
-        opens every log now.
+    async def follow(self, old: TopicEntry | None, new: TopicEntry, *, recover: bool = False) -> None:
+        """Follow the change of a topic. Returns when new partitions exist and those with hooks have started; `recover`
+        opens every log now that was not closed cleanly.
         """
         image = new.topic
         there = self._partitions.get(image.name, [])
@@ -123,7 +127,7 @@ class LocalReplicas:
                         partition.reconfigure(config)
                         self._reconfigure_follower(partition, config)
             await self._lead(old, new, there)
-        added = await self._make(new, range(len(there), image.partition_count), open_all)
+        added = await self._make(new, range(len(there), image.partition_count), recover)
         there.extend(added)
         self._partitions[image.name] = there
 
@@ -219,7 +223,7 @@ class LocalReplicas:
                 await partition.close(self._executor)
 
         await asyncio.gather(*(close(partition) for partition in lost))
-        for partition in await self._make(new, gained, open_all=False):
+        for partition in await self._make(new, gained, recover=False):
             there[partition.index] = partition
         for index, state in zip(range(len(there)), new.states(), strict=False):
             if state.leader != self._broker_id:
@@ -279,7 +283,7 @@ class LocalReplicas:
         if follower is not None and follower.is_open:
             follower.log.reconfigure(config)
 
-    async def _make(self, entry: TopicEntry, indexes: Sequence[int], open_all: bool) -> list[Partition]:
+    async def _make(self, entry: TopicEntry, indexes: Sequence[int], recover: bool) -> list[Partition]:
         limit = asyncio.Semaphore(PARTITIONS_OPENED_TOGETHER)
 
         async def start(partition: Partition) -> None:
@@ -299,20 +303,31 @@ class LocalReplicas:
                     await partition.close()
                     await self._follow_leader(partition, state)
                 some.append(partition)
-            await asyncio.gather(
-                *(
-                    start(partition)
-                    for partition in some
-                    if not partition.closed
-                    and partition.failure is None
-                    and (
-                        open_all or partition.hooks is not None or isinstance(partition, ReplicatedPartition)
-                    )
+            led = [each for each in some if not each.closed and each.failure is None]
+            at_once = [
+                each for each in led if each.hooks is not None or isinstance(each, ReplicatedPartition)
+            ]
+            if recover:
+                others = [each for each in led if each not in at_once]
+                at_once += await asyncio.get_running_loop().run_in_executor(
+                    self._executor, self._to_recover, others
                 )
-            )
+            await asyncio.gather(*(start(each) for each in at_once))
             created += some
             await asyncio.sleep(0)
         return created
+
+    def _to_recover(self, partitions: Sequence[Partition]) -> list[Partition]:
+        """Return the partitions whose logs were not closed cleanly. Any thread may call it."""
+        found = []
+        for partition in partitions:
+            try:
+                if not self._needs_recovery(partition):
+                    continue
+            except OSError:
+                pass  # the open meets it again, and reports it
+            found.append(partition)
+        return found
 
     def _partition(self, image: TopicImage, index: int, state: PartitionState) -> Partition:
         return Partition(

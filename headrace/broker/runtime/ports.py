@@ -380,7 +380,7 @@ class Node(msgspec.Struct, frozen=True):
     created: int = 0
 
 
-class CreateNode(msgspec.Struct, frozen=True):
+class CreateNode(msgspec.Struct, frozen=True, tag=True):
     """Create a node. An `ephemeral` node goes with the session that made it, and has no children. `sequence` appends
     ten digits to the name: a number that grows among the children of the parent.
     """
@@ -391,7 +391,7 @@ class CreateNode(msgspec.Struct, frozen=True):
     sequence: bool = False
 
 
-class SetNode(msgspec.Struct, frozen=True):
+class SetNode(msgspec.Struct, frozen=True, tag=True):
     """Replace the data if the node is at the version that was read. There is no unconditional write."""
 
     path: str
@@ -402,7 +402,7 @@ class SetNode(msgspec.Struct, frozen=True):
         _check_version(self)
 
 
-class DeleteNode(msgspec.Struct, frozen=True):
+class DeleteNode(msgspec.Struct, frozen=True, tag=True):
     """Delete the node, if it is at the version that was read."""
 
     path: str
@@ -412,7 +412,7 @@ class DeleteNode(msgspec.Struct, frozen=True):
         _check_version(self)
 
 
-class CheckNode(msgspec.Struct, frozen=True):
+class CheckNode(msgspec.Struct, frozen=True, tag=True):
     """Succeeds only if the node exists at this version."""
 
     path: str

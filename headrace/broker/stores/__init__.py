@@ -1,1 +1,1 @@
-"""Coordination stores: the embedded one and ZooKeeper."""
+"""Coordination stores: the embedded one, alone or behind a coordinator, and ZooKeeper."""

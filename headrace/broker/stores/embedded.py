@@ -6,7 +6,7 @@ disk. Version rules are ZooKeeper's: a node starts at 0, each set adds one; pare
 nodes.
 
 The process is the only session, so its lease has no end. Ephemeral nodes go when the store is closed, or is opened
-after a kill.
+after a kill. A coordinator (`broker.stores.coordinator`) names more sessions, whose nodes go with `end`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import errno
 import logging
 import math
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -57,7 +57,7 @@ _SCHEMA = ";".join(
         "CREATE INDEX IF NOT EXISTS nodes_by_parent ON nodes (parent, path)",
     ]
 )
-_SESSION = 1
+OWN_SESSION = 1
 _CREATIONS = (
     "ephemeral nodes"  # a sequence's counter is named by the path of its parent, which begins with a slash
 )
@@ -82,35 +82,37 @@ class EmbeddedStore:
         self._connection: sqlite3.Connection | None = None
         self._watches: dict[str, list[Callable[[], None]]] = {}
         self._changes = 0
+        self._owners: dict[str, int] = {}
+        """The sessions of ephemeral nodes that are not the store's own. Used in the store's thread."""
 
     async def open(self) -> None:
         await self._run(self._connect)
 
     @property
     def session(self) -> int:
-        return _SESSION
+        return OWN_SESSION
 
     def lease_end(self) -> float:
         return math.inf
 
     def watch(self, path: str, callback: Callable[[], None]) -> Callable[[], None]:
-        _check_path(path)
+        check_path(path)
         callbacks = self._watches.setdefault(path, [])
         callbacks.append(callback)
         return partial(callbacks.remove, callback)
 
     async def get(self, path: str) -> Node | None:
-        _check_path(path)
-        return await self._run(lambda connection: _get(connection, path))
+        check_path(path)
+        return await self._run(lambda connection: _get(connection, path, self._owners))
 
     async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
         for path in paths:
-            _check_path(path)
+            check_path(path)
         frozen = tuple(paths)
-        return await self._run(lambda connection: [_get(connection, path) for path in frozen])
+        return await self._run(lambda connection: [_get(connection, path, self._owners) for path in frozen])
 
     async def children(self, path: str) -> list[str]:
-        _check_path(path)
+        check_path(path)
         parent = path.rstrip("/")
         rows = await self._run(
             lambda connection: connection.execute(
@@ -120,18 +122,52 @@ class EmbeddedStore:
         return [row[0][len(parent) + 1 :] for row in rows]
 
     async def transact(self, operations: Sequence[StoreOperation]) -> list[str]:
+        return await self.transact_as(OWN_SESSION, operations)
+
+    async def transact_as(self, session: int, operations: Sequence[StoreOperation]) -> list[str]:
+        """Do `transact` for a session, which owns the ephemeral nodes that it creates."""
         for operation in operations:
-            _check_path(operation.path)
+            check_path(operation.path)
         frozen = tuple(operations)
         self._changes += 1
-        paths = await self._run(lambda connection: _transact(connection, frozen))
-        touched = {
+        paths = await self._run(lambda connection: self._carry_out(connection, frozen, session))
+        self._tell(
             path for operation, made in zip(frozen, paths, strict=True) for path in _touched(operation, made)
-        }
-        for path in touched:
+        )
+        return paths
+
+    async def end(self, session: int) -> None:
+        """Remove the ephemeral nodes of a session that is not the store's own. Raises KafkaError if the disk is
+        full.
+        """
+        self._changes += 1
+        gone = await self._run(lambda connection: self._remove_nodes(connection, session))
+        self._tell(each for path in gone for each in (path, _parent(path) or "/"))
+
+    def _tell(self, touched: Iterable[str]) -> None:
+        for path in set(touched):
             for callback in tuple(self._watches.get(path, ())):
                 asyncio.get_running_loop().call_soon(callback)
+
+    def _carry_out(
+        self, connection: sqlite3.Connection, operations: Sequence[StoreOperation], session: int
+    ) -> list[str]:
+        paths = _transact(connection, operations)
+        for operation, path in zip(operations, paths, strict=True):
+            if isinstance(operation, DeleteNode):
+                self._owners.pop(path, None)
+            elif isinstance(operation, CreateNode) and operation.ephemeral and session != OWN_SESSION:
+                self._owners[path] = session
         return paths
+
+    def _remove_nodes(self, connection: sqlite3.Connection, session: int) -> list[str]:
+        gone = [path for path, owner in self._owners.items() if owner == session]
+        with _transaction(connection):
+            for path in gone:
+                _delete(connection, path)
+        for path in gone:
+            del self._owners[path]
+        return gone
 
     async def copy(self, target: Path) -> None:
         """Copy the store to the new file `target`, with all transactions that were begun before. Later transactions are
@@ -240,7 +276,7 @@ def _copy(connection: sqlite3.Connection) -> None:
         connection.close()
 
 
-def _check_path(path: str) -> None:
+def check_path(path: str) -> None:
     if not path.startswith("/") or (path != "/" and path.endswith("/")) or "//" in path:
         raise StoreError(f"{path!r} is not a node path: it must be absolute, without empty parts")
 
@@ -262,27 +298,32 @@ def _touched(operation: StoreOperation, path: str) -> Iterator[str]:
             yield path or "/"
 
 
-def _get(connection: sqlite3.Connection, path: str) -> Node | None:
+def _get(connection: sqlite3.Connection, path: str, owners: Mapping[str, int]) -> Node | None:
     row = connection.execute("SELECT data, version FROM nodes WHERE path = ?", (path,)).fetchone()
     if row is None:
         return None
     created = connection.execute("SELECT created FROM ephemerals WHERE path = ?", (path,)).fetchone()
     if created is None:
         return Node(bytes(row[0]), row[1])
-    return Node(bytes(row[0]), row[1], _SESSION, created[0])
+    return Node(bytes(row[0]), row[1], owners.get(path, OWN_SESSION), created[0])
 
 
-def _transact(connection: sqlite3.Connection, operations: Sequence[StoreOperation]) -> list[str]:
+@contextlib.contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
     connection.execute("BEGIN IMMEDIATE")
     try:
-        parents: set[str] = set()
-        paths = [_apply(connection, operation, parents) for operation in operations]
+        yield
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:  # SQLite ends some failed transactions itself
             connection.execute("ROLLBACK")
         raise
-    return paths
+
+
+def _transact(connection: sqlite3.Connection, operations: Sequence[StoreOperation]) -> list[str]:
+    parents: set[str] = set()
+    with _transaction(connection):
+        return [_apply(connection, operation, parents) for operation in operations]
 
 
 def _apply(connection: sqlite3.Connection, operation: StoreOperation, parents: set[str]) -> str:
@@ -290,7 +331,7 @@ def _apply(connection: sqlite3.Connection, operation: StoreOperation, parents: s
     if isinstance(operation, CreateNode):
         return _create(connection, operation, parents)
     path = operation.path
-    node = _get(connection, path)
+    node = _get(connection, path, {})
     if node is None:
         raise NoNodeError(f"{path} does not exist")
     if operation.version != node.version:
@@ -303,11 +344,15 @@ def _apply(connection: sqlite3.Connection, operation: StoreOperation, parents: s
         if connection.execute("SELECT 1 FROM nodes WHERE parent = ? LIMIT 1", (path,)).fetchone():
             raise StoreError(f"{path} has children and cannot be deleted")
         parents.discard(path)
-        connection.execute("DELETE FROM nodes WHERE path = ?", (path,))
-        connection.execute("DELETE FROM ephemerals WHERE path = ?", (path,))
+        _delete(connection, path)
     elif not isinstance(operation, CheckNode):
         raise TypeError(f"{operation!r} is not a store operation")
     return path
+
+
+def _delete(connection: sqlite3.Connection, path: str) -> None:
+    connection.execute("DELETE FROM nodes WHERE path = ?", (path,))
+    connection.execute("DELETE FROM ephemerals WHERE path = ?", (path,))
 
 
 def _create(connection: sqlite3.Connection, operation: CreateNode, parents: set[str]) -> str:

@@ -20,6 +20,7 @@ PORTS = {
     "broker/runtime/disk.py": "the system's disk",
     "broker/net/sockets.py": "the system's sockets",
     "broker/net/poller.py": "which of them are ready",
+    "broker/stores/coordinat": "pairs of sockets between processes that one command started",
     "broker/stores/zookeeper": "a client of ZooKeeper, which has sockets and threads of its own",
 }
 LEFT_OUT = {

@@ -14,9 +14,9 @@ import typer
 
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.tablelayer.cli.errors import CommandError
-from headrace.tablelayer.cli.progress import progress_text
 from headrace.tablelayer.client import Connection, KafkaRecord, OutgoingRecord
 from headrace.tablelayer.client.admin.produce import BATCH_BYTES, partition_of
+from headrace.tablelayer.client.progress import progress_text
 
 _EARLIEST = -2
 _BATCH_RECORDS = 2_000

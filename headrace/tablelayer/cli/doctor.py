@@ -215,25 +215,38 @@ def data_directory(path: Path, running: Running | None = None) -> Iterator[Findi
         yield Finding(name, Verdict.PROBLEM, f"{there} cannot be written", f"chmod u+rwx {there}")
     elif path.exists():
         yield Finding(name, Verdict.OK, f"{path} belongs to {_user(owner)}")
-    from headrace.broker.partitions.data_dir import holder
-    from headrace.broker.runtime.disk import SystemDisk
-
-    user_of_it = holder(SystemDisk(), path)
+    users = _users_of(path)
     ours = {str(number): server for number, server in (running.processes if running else {}).items()}
-    if user_of_it in ours:
-        yield Finding(name, Verdict.OK, f"in use by process {user_of_it}, the server at {ours[user_of_it]}")
-    elif user_of_it is not None:
-        yield Finding(
-            name,
-            Verdict.WARNING,
-            f"in use by process {user_of_it}",
-            "one server at a time: stop that one first",
-        )
+    text = f"in use by process {', '.join(users)}"
+    if users and ours.keys() >= set(users):
+        yield Finding(name, Verdict.OK, f"{text}, the server at {ours[users[0]]}")
+    elif users:
+        yield Finding(name, Verdict.WARNING, text, "one server at a time: stop that one first")
     disk = shutil.disk_usage(there)
     text = f"{size_text(disk.free)} of {size_text(disk.total)} free"
     verdict = disk_verdict(disk.free, disk.total)
     advice = "make room, or lower log.retention.ms and log.retention.bytes"
     yield Finding("disk", verdict, text, "" if verdict is Verdict.OK else advice)
+
+
+def _users_of(path: Path) -> list[str]:
+    """Return the processes of the brokers that use a data directory, several if it is that of several; their supervisor
+    if it has none of them.
+    """
+    from headrace.broker.cluster.processes import folders_of
+    from headrace.broker.configs.config_key import ConfigError
+    from headrace.broker.partitions.data_dir import holder
+    from headrace.broker.runtime.disk import SystemDisk
+
+    disk = SystemDisk()
+    try:
+        folders = folders_of(disk, path)
+    except ConfigError:  # of another version, or damaged: a start says so
+        folders = []
+    found = [holder(disk, each) for each in folders]
+    return [each for each in found if each is not None] or [
+        each for each in [holder(disk, path)] if each is not None
+    ]
 
 
 def disk_verdict(free_bytes: int, total_bytes: int) -> Verdict:
@@ -361,7 +374,7 @@ def cluster_findings(found: ClusterDescription) -> Iterator[Finding]:
             "cluster",
             Verdict.PROBLEM,
             "there is no controller",
-            "see whether ZooKeeper answers, and the brokers' logs",
+            "see the brokers' logs, and whether ZooKeeper answers if the cluster has one",
         )
     for places, what, verdict in (
         (found.offline, "without a leader", Verdict.PROBLEM),

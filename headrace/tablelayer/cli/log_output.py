@@ -2,7 +2,7 @@
 
 `TEXT` is one line per record, with a traceback below it. `JSON` is one object per line with `time` (UTC, RFC 3339),
 `level`, `logger`, `message`, `thread`, and optionally `exception`. In JSON, line breaks from other sources cannot break
-a line.
+a line. A process among several of one server names its `broker`, since they share stderr.
 """
 
 from __future__ import annotations
@@ -26,10 +26,15 @@ LOG_FILE: Final = "headrace.log"
 _LOG_SIZE: Final = 10 << 20
 _LOG_FILES: Final = 5
 _TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_TEXT_OF_BROKER: Final = "%(asctime)s %(levelname)s broker {broker} %(name)s: %(message)s"
 
 
 class JsonFormatter(logging.Formatter):
     """Formats a record as one line of JSON."""
+
+    def __init__(self, broker: int | None) -> None:
+        super().__init__()
+        self._broker = {} if broker is None else {"broker": broker}
 
     def format(self, record: logging.LogRecord) -> str:
         fields = {
@@ -42,7 +47,8 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         return msgspec.json.encode(
-            {
+            self._broker
+            | {
                 name: text.encode("utf-8", "replace").decode()
                 for name, text in fields.items()
                 if text is not None
@@ -50,8 +56,10 @@ class JsonFormatter(logging.Formatter):
         ).decode()
 
 
-def _formatter(form: LogFormat) -> logging.Formatter:
-    return JsonFormatter() if form is LogFormat.JSON else logging.Formatter(_TEXT)
+def _formatter(form: LogFormat, broker: int | None) -> logging.Formatter:
+    if form is LogFormat.JSON:
+        return JsonFormatter(broker)
+    return logging.Formatter(_TEXT if broker is None else _TEXT_OF_BROKER.format(broker=broker))
 
 
 class LogFile(logging.handlers.RotatingFileHandler):
@@ -93,11 +101,12 @@ class LogFile(logging.handlers.RotatingFileHandler):
 class ServerLog:
     """Log of a server's process: lines wait in memory until the data directory is its own."""
 
-    def __init__(self, form: LogFormat, *, verbose: bool) -> None:
-        self._form = form
+    def __init__(self, form: LogFormat, *, verbose: bool, broker: int | None = None) -> None:
+        """`broker`: the id of this process among several of one server."""
+        self._formatter = _formatter(form, broker)
         console = logging.StreamHandler(sys.stderr)
         console.setLevel(logging.INFO if verbose else logging.WARNING)
-        console.setFormatter(_formatter(form))
+        console.setFormatter(self._formatter)
         self._held = logging.handlers.MemoryHandler(
             100_000, flushLevel=logging.CRITICAL + 1, flushOnClose=False
         )
@@ -118,7 +127,7 @@ class ServerLog:
             logging.getLogger("headrace").warning("the log file cannot be written: %s", error)
             self.lines.targets.remove(self._held)
             return
-        file.setFormatter(_formatter(self._form))
+        file.setFormatter(self._formatter)
         self._held.setTarget(file)
         self._held.flush()
         self.lines.targets.remove(self._held)

@@ -103,6 +103,16 @@ def serve(
             help="Run as a broker of the cluster there; each broker has its own node.id and data directory.",
         ),
     ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=64,
+            metavar="N",
+            help="Run N broker processes on this machine, one for each core, as one cluster without ZooKeeper. Each"
+            " port of process i is that of the first one plus i.",
+        ),
+    ] = None,
     metrics: Annotated[
         str | None,
         typer.Option(
@@ -128,12 +138,29 @@ def serve(
       headrace serve --data ./data --config server.properties
       headrace serve --data ./data --metrics 127.0.0.1:9308
       headrace serve --data ./data1 --zookeeper 127.0.0.1:2181/headrace --set node.id=1 --listen 127.0.0.1:9091
+      headrace serve --data ./data2 --processes 2
     """
     gc.disable()  # saves a tenth of the start: imported modules are not garbage. `Broker.run_forever` enables it
     try:
         from headrace.tablelayer.cli.serve import parse_sets
         from headrace.tablelayer.cli.serve import serve as run_server
 
+        if processes is not None:
+            from headrace.tablelayer.cli.supervisor import serve_processes
+
+            serve_processes(
+                processes,
+                listen,
+                data,
+                parse_sets(sets or []),
+                config,
+                zookeeper=zookeeper,
+                metrics=metrics,
+                log_format=log_format,
+                verbose=verbose,
+                started=STARTED,
+            )
+            return
         run_server(
             listen,
             data,
@@ -645,9 +672,9 @@ def warm_up() -> None:
 
     The results are stored in this user's numba cache (NUMBA_CACHE_DIR), for this kind of CPU.
     """
-    from headrace.tablelayer.cli.warm import warm_up as warm_all
+    from headrace.tablelayer.cli.warm import warm_up_in
 
-    for name, seconds in warm_all():
+    for name, seconds in warm_up_in(min(len(os.sched_getaffinity(0)), 4)):
         typer.echo(f"{name}: {seconds:.1f} s")
 
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import os
+import signal
 import sys
 from contextvars import ContextVar
+from typing import Final
 
 from headrace.protocol.loading.kernel_cache import keep_kernels
 
 is_own: ContextVar[bool] = ContextVar("the process is there for the command alone", default=False)
+
+
+_PR_SET_PDEATHSIG: Final = 1
 
 
 class _WithoutPandas:
@@ -44,6 +51,16 @@ def loaded() -> None:
     if is_own.get():
         gc.freeze()
         gc.enable()
+
+
+def end_with(parent: int) -> None:
+    """Let the system kill this process when the process `parent`, which started it, ends in any way. Elsewhere than on
+    Linux nothing happens.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
 
 
 def leave_pandas_out() -> None:

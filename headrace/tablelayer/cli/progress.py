@@ -10,20 +10,11 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from headrace.tablelayer.client import stopping
+from headrace.tablelayer.client.progress import QUIET_SECONDS, STEP_SECONDS, progress_text
 
 if TYPE_CHECKING:
     from headrace.tablelayer.client import Connection
     from headrace.tablelayer.sql.session import Session
-
-_QUIET_SECONDS = 0.8
-"""Shorter waits show no line."""
-_STEP_SECONDS = 0.2
-
-
-def progress_text(rows: int, seconds: float, verb: str = "read") -> str:
-    """Return the text of the line."""
-    speed = f", {rows / seconds:,.0f}/s" if rows and seconds > 0 else ""
-    return f"{rows:,} rows {verb}{speed}, {seconds:.0f} s"
 
 
 @contextmanager
@@ -50,9 +41,9 @@ def showing(connection: Connection, session: Session) -> Iterator[None]:
 
 def _show(connection: Connection, session: Session, ended: threading.Event) -> None:
     began, before = perf_counter(), connection.metrics().rows_scanned
-    if ended.wait(_QUIET_SECONDS):
+    if ended.wait(QUIET_SECONDS):
         return
-    while not ended.wait(_STEP_SECONDS):
+    while not ended.wait(STEP_SECONDS):
         seconds, written = perf_counter() - began, session.written_count
         if written:
             text = progress_text(written, seconds, "written")

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import resource
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -35,6 +37,7 @@ from headrace.broker.runtime.malloc import keep_freed_memory
 from headrace.broker.runtime.ports import SystemClock
 from headrace.broker.server import Broker
 from headrace.broker.stores.configured import configured_store
+from headrace.broker.stores.coordinated import CoordinatedStore
 from headrace.protocol.loading.kernel_cache import FOLDER, keep_kernels
 from headrace.tablelayer.cli.log_output import ServerLog
 from headrace.tablelayer.cli.notify import Supervisor
@@ -69,6 +72,20 @@ def address_of(listen: str | None, config: BrokerConfig) -> tuple[str, int]:
     return parse_listener(listen or DEFAULT_SERVER)
 
 
+def tell_unused(config: BrokerConfig, file: Path | None) -> None:
+    """Tell the user about configurations of the file that have no effect."""
+    if config.unused:
+        listed = "".join(f"\n  {each}" for each in config.unused)
+        typer.echo(f"{file}: {len(config.unused)} configurations are not used:{listed}", err=True)
+
+
+async def coordinated_store(coordinator: socket.socket, clock: SystemClock) -> CoordinatedStore:
+    """Return the open store of one of several processes, which ends when their supervisor has ended."""
+    store = CoordinatedStore(coordinator, clock=clock, on_lost=lambda: os._exit(1))
+    await store.open()
+    return store
+
+
 def raise_open_files_limit() -> None:
     """Raise the limit of open files to the hard limit: each bucket and each log keeps some files open."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -90,14 +107,16 @@ def serve(
     log_format: LogFormat = LogFormat.TEXT,
     verbose: bool,
     started: float,
+    coordinator: socket.socket | None = None,
 ) -> None:
     """Run the server until SIGTERM or SIGINT. Raises ConfigError if it cannot start.
 
     `zookeeper`: the configuration zookeeper.connect. `metrics`: address of `GET /metrics`, `/healthz` and `/readyz`,
-    host:port. `started`: `perf_counter()` when the process began, for the ready line.
+    host:port. `started`: `perf_counter()` when the process began, for the ready line. `coordinator`: this process's end
+    of the pair, if it is one of several (`supervisor.py`).
     """
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to reload
-    keep_kernels(data.absolute() / FOLDER)
+    keep_kernels((data if coordinator is None else data.parent).absolute() / FOLDER)
     leave_pandas_out()
     leave_numbas_extras_out()
     raise_open_files_limit()
@@ -109,11 +128,10 @@ def serve(
             raise ConfigError("--zookeeper and --set zookeeper.connect have different values: leave one out")
         sets = {**sets, "zookeeper.connect": zookeeper}
     config = BrokerConfig.load(sets, config_file, extension.broker_configs())
-    if config.unused:
-        listed = "".join(f"\n  {each}" for each in config.unused)
-        typer.echo(f"{config_file}: {len(config.unused)} configurations are not used:{listed}", err=True)
+    if coordinator is None:  # the supervisor of several processes has told it
+        tell_unused(config, config_file)
     host, port = address_of(listen, config)
-    log = ServerLog(log_format, verbose=verbose)
+    log = ServerLog(log_format, verbose=verbose, broker=None if coordinator is None else config["node.id"])
     broker_made = False
 
     async def run() -> None:
@@ -127,8 +145,12 @@ def serve(
             port=port,
             extensions=[extension],
             clock=clock,
-            # a member's cluster already exists, or is at another address
-            store=await configured_store(config, clock, makes_path=known is None),
+            store=await (
+                # a member's cluster already exists, or is at another address
+                configured_store(config, clock, makes_path=known is None)
+                if coordinator is None
+                else coordinated_store(coordinator, clock)
+            ),
             measured=metrics is not None,
         )
         broker_made = True
@@ -187,7 +209,7 @@ async def _run(
         f"headrace is ready on {broker.host}:{broker.port} "
         f"(data {data}, broker id {broker_id}{advertised}{measured}) in {seconds:.1f} s\n"
     )
-    _say(ready)
+    say(ready)
     supervisor.ready(ready.strip())
     loop.add_signal_handler(signal.SIGHUP, _reload, broker, log, supervisor, ready.strip())
     if any(SCHEMA_CONFIG in topic.config for topic in broker.context.metadata.topics()):
@@ -229,7 +251,7 @@ def _reload(broker: Broker, log: ServerLog, supervisor: Supervisor, status: str)
     task.add_done_callback(_reloads.discard)
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
     """Write a line to standard output; a server whose output is closed or full serves all the same."""
     try:
         sys.stdout.write(line)

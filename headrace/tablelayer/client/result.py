@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
@@ -41,6 +42,8 @@ class SqlResult:
         self._ahead: list[pa.RecordBatch] = []
         self._left: Iterator[pa.RecordBatch] | None = batches
         self._rows: pa.Table | None = None
+        self.watched: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Shows the progress of reading all rows."""
 
     @property
     def columns(self) -> list[str]:
@@ -65,7 +68,8 @@ class SqlResult:
     def to_arrow(self) -> pa.Table:
         """Return all rows as a pyarrow Table."""
         if self._rows is None:
-            self._rows = pa.Table.from_batches(self.batches(), self.schema)
+            with self.watched():
+                self._rows = pa.Table.from_batches(self.batches(), self.schema)
         return self._rows
 
     def to_pandas(self) -> pd.DataFrame:

@@ -7,22 +7,25 @@ twice. Here every `to_df` is a separate load with its own options. Only columns 
 predicate leave the server. The reader applies the part of the predicate that means the same everywhere. Offsets are
 pinned, so that self-joins, unions and reused frames see one state.
 
-The server is the argument `bootstrap`, else Spark's setting `spark.headrace.bootstrap.servers`, else the environment's
-HEADRACE_SERVER, else 127.0.0.1:9092. Credentials come from `ConnectionSettings` as `bootstrap`, else from Spark's
+The server is the argument `bootstrap`, else Spark's setting `spark.headrace.bootstrap.servers`, else that of the
+environment (`environment_server`). Credentials come from `ConnectionSettings` as `bootstrap`, else from Spark's
 settings `spark.headrace.kafka.security.protocol` and similar, else from the environment.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from headrace.tablelayer.client.errors import DataError
-from headrace.tablelayer.client.security.settings import Bootstrap, ConnectionSettings
+from headrace.tablelayer.client.security.settings import (
+    Bootstrap,
+    ConnectionSettings,
+    environment_server,
+)
 from headrace.tablelayer.model.filters.conditions import push_down
 from headrace.tablelayer.model.table.path import DEFAULT_DATABASE
 from headrace.tablelayer.spark.options import KAFKA_PREFIX, Mode, PartitionOffsets, server_options
@@ -161,11 +164,11 @@ def bootstrap_of(spark: Any, given: Bootstrap | None) -> ConnectionSettings:
     """Return the server's address and credentials; see the module."""
     if isinstance(given, ConnectionSettings):
         return given
-    default = os.environ.get("HEADRACE_SERVER", "127.0.0.1:9092")
     prefix = CONF_PREFIX + KAFKA_PREFIX
     properties = {
         name.removeprefix(prefix): value
         for name, value in spark.conf.getAll.items()
         if name.startswith(prefix)
     }
-    return ConnectionSettings.make(given or str(spark.conf.get(BOOTSTRAP_CONF, default)), properties or None)
+    named = given or spark.conf.get(BOOTSTRAP_CONF, None) or environment_server()
+    return ConnectionSettings.make(str(named), properties or None)

@@ -6,8 +6,8 @@ than `spark.jars.packages`, is the same for a session, a test and a tiering job,
 The Paimon bundle is a list of its own, resolved when the first Paimon table is opened; so are the file systems of
 object stores, resolved when a warehouse has their scheme.
 
-One jar is ours: the catalog (`tablelayer.spark.catalog`). A wheel contains it. In a checkout it is compiled from the
-sources by Eclipse's compiler, which needs only a Java runtime, and kept beside the others.
+One jar is ours: the catalog (`tablelayer.spark.catalog`). A wheel of `make wheel` contains it. Otherwise it is compiled
+from the sources by Eclipse's compiler, which needs only a Java runtime, and kept beside the others.
 
 Versions: the Kafka connector must come from Spark's own 4.1 line. Its token provider is a separate artifact, whose
 releases are not published everywhere at the same time. So the pinned list is tried first, and if it cannot be fetched,

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from headrace.tablelayer.client.security.settings import ConnectionSettings
+from headrace.tablelayer.client.security.settings import ConnectionSettings, environment_server
 from headrace.tablelayer.model.filters.conditions import Predicate
 from headrace.tablelayer.spark.positions import Offsets
 
@@ -48,7 +48,7 @@ _WRITE = (
     "txnVersion", "checkpointLocation", "path",
 )  # fmt: skip
 KAFKA_PREFIX = "kafka."
-_EXAMPLES = {"bootstrap.servers": "127.0.0.1:9092", "table": "default.orders"}
+_EXAMPLE = "default.orders"
 _STORED_PREFIX = "option."
 """Prefix that Spark gives the options of CREATE TABLE ... USING headrace OPTIONS (...)."""
 _NEAR = 0.75
@@ -155,7 +155,10 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """Options of a write. `mode` None: append to a log table, upsert into a PK table."""
+    """Options of a write.
+
+    `mode` None: append to a log table; upsert the frame's columns into a PK table. `columns` None: the frame's.
+    """
 
     bootstrap: ConnectionSettings
     table: str
@@ -175,10 +178,6 @@ class WriteOptions:
         columns = given.names("columns")
         if columns is not None and mode is None:
             mode = "partial"
-        if mode == "partial" and columns is None:
-            raise ValueError(
-                "write.mode 'partial' needs the option 'columns': the columns to write, key included"
-            )
         if columns is not None and mode not in ("partial", "delete"):
             raise ValueError(
                 f"the option 'columns' applies to partial updates and deletes, not to write.mode '{mode}'"
@@ -260,26 +259,22 @@ class _Given:
     def text(self, name: str) -> str | None:
         return self._values.get(plain(name)) or None
 
-    def required(self, name: str) -> str:
-        value = self.text(name)
-        if value is None:
-            raise ValueError(
-                f"option '{name}' is missing, for example .option('{name}', '{_EXAMPLES[name]}')"
-                + (_NOT_HANDED_ON if name == "table" else "")
-            )
-        return value
-
     def table(self) -> str:
         """Return the table's path from the option `table`, or from the path that is loaded or saved."""
         path = self.text("path")
         if self.text("table") is None and path is not None and not re.search(r"[/:\\]", path):
             return path
-        return self.required("table")
+        table = self.text("table")
+        if table is None:
+            raise ValueError(
+                f"option 'table' is missing, for example .option('table', '{_EXAMPLE}'){_NOT_HANDED_ON}"
+            )
+        return table
 
     def server(self) -> ConnectionSettings:
-        """Return the server, with the given properties or else those of the environment."""
+        """Return the server, with the given properties; else those of the environment."""
         named = self._properties.pop("bootstrap.servers", None)
-        place = self.text("bootstrap.servers") or named or self.required("bootstrap.servers")
+        place = self.text("bootstrap.servers") or named or environment_server()
         return ConnectionSettings.make(place, self._properties or None)
 
     def choice(self, name: str, choices: tuple[str, ...], default: str | None) -> str | None:

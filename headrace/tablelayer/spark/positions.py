@@ -22,10 +22,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 Offsets = Mapping[int, int]
 Began = Offsets | Literal["full"]
+_LOST_SHOWN: Final = 5
 Place = TypeVar("Place", bound=Any)
 """A bucket; for a partitioned table a partition and its bucket."""
 
@@ -151,6 +152,17 @@ def lost_ranges(start: Offsets, earliest: Offsets, latest: Offsets) -> dict[int,
         elif bucket in latest and offset > latest[bucket]:
             lost[bucket] = (offset, latest[bucket])
     return lost
+
+
+def lost_text(path: Any, lost: Mapping[int, tuple[int, int]]) -> str:
+    """Return a sentence about the offsets in `lost_ranges`."""
+    shown = [
+        f"bucket {bucket} from {wanted}, its log {'begins' if instead > wanted else 'ends'} at {instead}"
+        for bucket, (wanted, instead) in sorted(lost.items())[:_LOST_SHOWN]
+    ]
+    more = f"; and {len(lost) - len(shown)} more buckets" if len(lost) > len(shown) else ""
+    count = sum(max(0, instead - wanted) for wanted, instead in lost.values())
+    return f"{count:,} offsets of {path} that this stream should read are not in the log: {'; '.join(shown)}{more}"
 
 
 def _no_position(value: Any) -> ValueError:

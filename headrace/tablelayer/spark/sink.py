@@ -3,11 +3,13 @@
     df.write.format("headrace").option("bootstrap.servers", ...).option("table", "db.t").mode("append").save()
     stream.writeStream.format("headrace")....option("checkpointLocation", ...).start()
 
-- `write.mode`: `append` (log tables, their default), `upsert` (PK tables, their default), `delete` (by the primary
-  key; other columns are ignored), `partial` (only `columns`, which include the key; other columns keep their values).
-  With `columns`, `delete` clears only these.
+- `write.mode`: `append` (log tables, their default), `upsert` (PK tables: whole rows), `delete` (by the primary key;
+  other columns are ignored), `partial` (only `columns`, which include the key; by default those of the frame; other
+  columns keep their values). With `columns`, `delete` clears only these. Without `write.mode`, a frame that has only
+  some columns of a PK table is a partial update, as an INSERT with a column list is.
 - `row.kind.column`: a text column of the frame with the kind of each row of an upsert: +I, +U, +A (or `insert`,
-  `upsert`) or -D (or `delete`). -U rows are skipped, so that a changelog can be written as it is.
+  `upsert`) or -D (or `delete`). -U rows are skipped, so that a changelog can be written as it is. Such a frame has all
+  columns, or `write.mode` says what happens to the others: a partial update clears columns where it deletes.
 - `delivery`: `exactly-once` (default) or `at-least-once` (rows go directly into the table: no row is stored twice,
   rows become visible as they come, and a repeated task repeats them).
 - `txnAppId`, `txnVersion`: for `df.write` inside `foreachBatch`; a version that this application has already written
@@ -47,6 +49,7 @@ from headrace.tablelayer.client.write.conform import conform
 from headrace.tablelayer.client.write.writer import CHANGE_COLUMN
 from headrace.tablelayer.model.batches.batch import ChangeType
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.options.table_options import MergeEngine
 from headrace.tablelayer.model.schema.schema import Column
 from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.spark.options import WriteMode, WriteOptions
@@ -137,7 +140,7 @@ def plan_write(options: WriteOptions, schema: Any, overwrite: bool) -> WritePlan
     definition = server.admin.describe_table(options.table)
     server.security.require("INSERT", definition.path)  # a query without rows would not check this right
     path, keyed = definition.path, definition.is_primary_key_table
-    mode: WriteMode = options.mode or ("upsert" if keyed else "append")
+    mode, written = _mode_and_columns(options, definition, schema.fieldNames())
     if keyed == (mode == "append"):
         raise TableError(
             TableErrorCode.NOT_A_LOG_TABLE if keyed else TableErrorCode.NOT_A_PRIMARY_KEY_TABLE,
@@ -154,10 +157,43 @@ def plan_write(options: WriteOptions, schema: Any, overwrite: bool) -> WritePlan
         raise DataError(
             f"{path}: the row kind column '{kind}' is missing; the frame has {', '.join(names)}", column=kind
         )
-    columns, targets = chosen_columns(definition, options.columns)
+    columns, targets = chosen_columns(definition, written)
     plan = WritePlan(options.bootstrap, definition, mode, columns, targets, kind)
     _check_types(plan, schema)
     return plan
+
+
+def _mode_and_columns(
+    options: WriteOptions, definition: StoredTable, names: Sequence[str]
+) -> tuple[WriteMode, Sequence[str] | None]:
+    """Return the kind of write, and the columns of a partial update or delete (None: whole rows).
+
+    Raises ValueError for rows with kinds and without columns: a partial update would not delete whole rows.
+    """
+    known = definition.schema.names  # an unknown column is refused with the others
+    given = [name for name in names if name in known and name != options.row_kind_column]
+    mode: WriteMode = options.mode or ("upsert" if definition.is_primary_key_table else "append")
+    if mode == "partial":
+        return mode, given if options.columns is None else options.columns
+    missing = [name for name in overwritten_columns(definition) if name not in given]
+    if options.mode is not None or not missing:
+        return mode, options.columns
+    if options.row_kind_column in names:
+        raise ValueError(
+            f"{definition.path}: the frame has kinds of rows and no column '{missing[0]}': set write.mode to 'upsert'"
+            " to write NULL or the default there, or to 'partial' to keep its values; deletions then clear only the"
+            " frame's columns"
+        )
+    return "partial", given
+
+
+def overwritten_columns(definition: StoredTable) -> list[str]:
+    """Return the columns of an existing row that a whole row without them overwrites with NULL or the default."""
+    schema, settings = definition.schema, definition.settings
+    if not schema.primary_key or settings.merge_engine is MergeEngine.FIRST_ROW:
+        return []
+    kept = {*schema.primary_key, settings.auto_increment_column}
+    return [name for name in schema.names if name not in kept]
 
 
 def chosen_columns(
@@ -177,7 +213,8 @@ def chosen_columns(
     if left_out:
         raise TableError(
             TableErrorCode.INVALID_TARGET_COLUMNS,
-            f"column '{left_out[0]}' of {definition.path} is NOT NULL and cannot be left out of 'columns'",
+            f"column '{left_out[0]}' of {definition.path} is NOT NULL: a partial update cannot leave it out; set"
+            " write.mode to 'upsert' to write whole rows, with the default there",
         )
     return chosen, definition.target_ids(chosen)
 

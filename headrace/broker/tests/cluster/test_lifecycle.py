@@ -7,17 +7,29 @@ import json
 import shutil
 import sqlite3
 import uuid
+from collections.abc import Callable
 
 import pytest
 
 from headrace.broker.configs.config_key import ConfigError
 from headrace.protocol.errors import ErrorCode, KafkaError
+from headrace.protocol.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+)
 from simulator.direct import direct_broker, values_of
 
 
 def crash(data) -> None:
     """Leave a data directory as a kill does: without the marker of a clean stop."""
     (data / ".kafka_cleanshutdown").unlink()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not holds():  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.01)
 
 
 def folders(data) -> list[str]:
@@ -49,6 +61,39 @@ async def test_partitions_have_no_files_until_they_are_used(tmp_path) -> None:
         assert folders(tmp_path) == ["t-7"]
     async with direct_broker(tmp_path) as broker:
         assert not any(partition.is_open for partition in broker.context.replicas.partitions("t"))
+
+
+async def test_a_start_after_a_crash_opens_only_logs_that_were_not_closed(tmp_path) -> None:
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("t", 4)
+        for partition in (1, 2):
+            await broker.produce("t", [b"x"], partition=partition)
+    crash(tmp_path)
+    (tmp_path / "t-2" / "clean-shutdown").unlink()
+    async with direct_broker(tmp_path) as broker:
+        partitions = broker.context.replicas.partitions("t")
+        assert [each.index for each in partitions if each.is_open] == [2]
+        assert values_of((await broker.fetch("t", partition=1)).records) == [(0, b"x")]
+
+
+async def test_retention_opens_only_closed_logs_with_something_old(tmp_path) -> None:
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("kept", 3)
+        await broker.create_topic("old", 2, retention_ms="1")
+        for topic in ("kept", "old"):
+            await broker.produce(topic, [b"x"], partition=1)
+    at_once = {"log.initial.task.delay.ms": "1", "log.retention.check.interval.ms": "1"}
+    async with direct_broker(tmp_path, config=at_once) as broker:
+        old = broker.context.replicas.partitions("old")
+        await until(lambda: old[1].is_open and old[1].log.log_start_offset == 1)
+        every = broker.context.replicas.all_partitions()
+        assert [each.place for each in every if each.is_open] == [("old", 1)]
+        assert folders(tmp_path) == ["kept-1", "old-1"]
+        changes = [AlterableConfig(name="retention.ms", value="1")]
+        topic = AlterConfigsResource(resource_type=2, resource_name="kept", configs=changes)
+        await broker.send(IncrementalAlterConfigsRequest(resources=[topic]), 1)
+        kept = broker.context.replicas.partitions("kept")
+        await until(lambda: kept[1].is_open and kept[1].log.log_start_offset == 1)
 
 
 async def test_folders_without_a_topic_are_set_aside_and_topics_without_folders_are_empty(tmp_path) -> None:

@@ -359,7 +359,8 @@ async def test_a_start_that_loses_the_store_ends_with_a_sentence_wherever_it_was
         return ""
 
     for at in (1, 2, 3, 5, 8, 12, 17, 23):
-        assert "ZooKeeper was lost while this broker started (it is gone): start it again" in await why_not(
-            at
+        told = await why_not(at)
+        assert (
+            "the coordination store was lost while this broker started (it is gone): start it again" in told
         )
     assert await why_not(10**6) == "", "and nothing of it is in the way of the next one"

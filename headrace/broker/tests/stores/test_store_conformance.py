@@ -21,6 +21,7 @@ from headrace.broker.runtime.ports import (
 )
 from headrace.broker.stores.embedded import EmbeddedStore
 from headrace.broker.stores.zookeeper import REQUEST_BYTES_MAX, ZooKeeperStore
+from simulator.coordinated import coordinated_stores
 from simulator.coordination import SimulatedEnsemble
 from simulator.stores import DEADLINE, SharedStoreConformance, StoreConformance, eventually
 from simulator.zookeeper import LONG_SESSIONS, ZooKeeperServer, running_zookeeper
@@ -108,6 +109,17 @@ class TestSimulated(SharedStoreConformance):
             await told.wait()
         assert store.session != before
         await store.close()
+
+
+class TestCoordinated(SharedStoreConformance):
+    @pytest.fixture(autouse=True)
+    def folder(self, tmp_path: Path) -> None:
+        self.path = tmp_path / "meta.db"
+
+    @asynccontextmanager
+    async def stores(self, count: int) -> AsyncIterator[list[Any]]:
+        async with coordinated_stores(self.path, count, session_seconds=SESSION_MS / 1000) as (_, opened):
+            yield opened
 
 
 @pytest.fixture(scope="module")

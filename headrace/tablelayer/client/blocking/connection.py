@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from html import escape
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from headrace.protocol.schema import ApiMessage
 from headrace.tablelayer import plugins
 from headrace.tablelayer.client.blocking.databases import Admin
-from headrace.tablelayer.client.blocking.waiting import EXPECTED, LoopThread
+from headrace.tablelayer.client.blocking.waiting import EXPECTED, LoopThread, rows_of
 from headrace.tablelayer.client.config import ClientConfig
 from headrace.tablelayer.client.connection import connect_async
 from headrace.tablelayer.client.errors import ClientError
 from headrace.tablelayer.client.metrics import ClientMetrics
+from headrace.tablelayer.client.progress import watched
 from headrace.tablelayer.client.security.settings import Bootstrap, ConnectionSettings
 from headrace.tablelayer.client.wire.direct import DirectCluster
 
@@ -68,6 +69,7 @@ class Connection:
         except BaseException:
             self._loop.stop()
             raise
+        self._loop.counts = self._counts
         direct = DirectCluster(self.settings, self.config, self._connection.cluster)
         self._direct = direct if direct.is_possible else None
         self.admin = Admin(self._connection.admin, self._loop)
@@ -136,7 +138,7 @@ class Connection:
             comment=comment,
             if_not_exists=if_not_exists,
         )
-        return Table(self._loop.run(created), self._loop, self._direct)
+        return Table(self._loop.run(created, rows_of(rows)), self._loop, self._direct)
 
     def execute(self, statement: str) -> None:
         """Run DDL: CREATE, ALTER or DROP of a DATABASE or TABLE. Semicolons separate several statements.
@@ -164,10 +166,12 @@ class Connection:
         errors of DuckDB; ClientError if SQL is not installed (`headrace-client` alone).
         """
         try:
-            answer: SqlResult = self._sql_session().query(query, params, _variables(sys._getframe(1)))
+            with watched(self._counts):
+                answer: SqlResult = self._sql_session().query(query, params, _variables(sys._getframe(1)))
         except EXPECTED as error:
             error.__traceback__ = None
             raise
+        answer.watched = partial(watched, self._counts)
         return answer
 
     def sql_many(self, statement: str, rows: Sequence[Sequence[Any]]) -> int:
@@ -223,6 +227,10 @@ class Connection:
         if self._direct is None:
             return found
         return replace(found, connections=found.connections + self._direct.connection_count)
+
+    def _counts(self) -> tuple[int, int]:
+        found = self._connection.metrics()
+        return found.rows_written, found.rows_scanned
 
     def close(self) -> None:
         """Close the connection. Idempotent. In a forked child, leave the parent's connection open."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Future
+from collections.abc import Callable, Coroutine, Mapping, Sized
+from concurrent.futures import CancelledError, Future, wait
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from headrace.protocol.errors import KafkaError
 from headrace.tablelayer.client import stopping
 from headrace.tablelayer.client.errors import ClientError, ConnectionClosed
+from headrace.tablelayer.client.progress import QUIET_SECONDS, STEP_SECONDS, Bar, Counts, bar_of_call
 from headrace.tablelayer.model.errors import TableError
 
 T = TypeVar("T")
@@ -34,6 +35,8 @@ class LoopThread:
         # Reentrant: the garbage collector may close a scan, and so come here, at any point.
         self._lock = threading.RLock()
         """Held while a coroutine is given to the loop, so that none is given after the loop has begun to stop."""
+        self.counts: Counts | None = None
+        """The connection's rows, which a notebook shows during long calls."""
 
     @property
     def is_ours(self) -> bool:
@@ -46,9 +49,9 @@ class LoopThread:
     def is_stopped(self) -> bool:
         return self._stopped
 
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def run(self, coroutine: Coroutine[Any, Any, T], total: int | None = None) -> T:
         """Run a coroutine in the loop and wait for it. An interrupt (Ctrl-C) of the caller cancels it, and so does the
-        `Stop` of the caller's work, which raises Stopped.
+        `Stop` of the caller's work, which raises Stopped. `total`: number of rows that it writes, for a notebook.
         """
         if self._pid != os.getpid():
             coroutine.close()
@@ -60,12 +63,13 @@ class LoopThread:
         if stop is not None and stop.is_set:
             coroutine.close()
             raise stopping.Stopped
+        bar = bar_of_call(self.counts, total)
         future = self._give(coroutine)
         if future is None:
             raise ConnectionClosed("the connection is closed")
         try:
             release = None if stop is None else stop.add(future.cancel)
-            return future.result()
+            return future.result() if bar is None else _waited(future, bar)
         except CancelledError:
             if self._stopped:
                 raise ConnectionClosed("the connection is closed") from None
@@ -117,6 +121,17 @@ class LoopThread:
         await self._loop.shutdown_default_executor()
 
 
+def _waited(future: Future[T], bar: Bar) -> T:
+    try:
+        wait([future], QUIET_SECONDS)
+        while not future.done():
+            bar.show()
+            wait([future], STEP_SECONDS)
+        return future.result()
+    finally:
+        bar.remove()
+
+
 class Waiting:
     """Base of blocking objects: `inner` is the asynchronous object."""
 
@@ -132,9 +147,17 @@ def waits(
     name = method.__name__
 
     @wraps(method)
-    def wait(self: Any, /, *args: P.args, **named: P.kwargs) -> T:
+    def blocking(self: Any, /, *args: P.args, **named: P.kwargs) -> T:
         coroutine: Coroutine[Any, Any, T] = getattr(self._inner, name)(*args, **named)
         loop: LoopThread = self._loop
-        return loop.run(coroutine)
+        return loop.run(coroutine, rows_of(args[0]) if name in _WRITES and args else None)
 
-    return wait
+    return blocking
+
+
+_WRITES = frozenset({"append", "upsert", "delete", "partial"})
+
+
+def rows_of(data: object) -> int | None:
+    """Return the number of rows that are written, if it is known."""
+    return len(data) if isinstance(data, Sized) and not isinstance(data, Mapping) else None

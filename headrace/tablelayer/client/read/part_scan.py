@@ -249,6 +249,12 @@ class PartScan:
         return {state.bucket: state.offset for state in self._buckets.values() if state.offset is not None}
 
     @property
+    def ends(self) -> dict[int, int] | None:
+        """The end of each bucket; None for a scan without an end, or before it has begun."""
+        ends = {state.bucket: state.until for state in self._buckets.values() if state.until is not None}
+        return ends or None
+
+    @property
     def bucket_count(self) -> int:
         """The number of the part's buckets, whether they are read or not."""
         return self._definition.bucket_count
@@ -459,12 +465,7 @@ class PartScan:
         for entry in answer.buckets:
             bucket, offset = entry.bucket, offsets[entry.bucket]
             if entry.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
-                raise KafkaError(
-                    ErrorCode.OFFSET_OUT_OF_RANGE,
-                    f"bucket {bucket} of {self._topic} has no offset {offset}: it begins at "
-                    f"{entry.log_start_offset} and ends at {entry.high_watermark}; scan again, "
-                    "for example from 'earliest'",
-                )
+                raise self._out_of_range(bucket, offset, entry.log_start_offset, entry.high_watermark)
             error = error_of(
                 entry.error_code, entry.error_message, doing=f"scan bucket {bucket} of {self._topic}"
             )
@@ -484,6 +485,20 @@ class PartScan:
             if state.generation == piece.generation:
                 state.fetch_offset = piece.next_offset
         return arrived
+
+    def _out_of_range(self, bucket: int, offset: int, begin: int, end: int) -> KafkaError:
+        remedy = "scan again, for example from 'earliest'"
+        if offset < begin:
+            whole = self._definition.is_primary_key_table or self._definition.settings.datalake_enabled
+            remedy = (
+                f"{begin - offset:,} offsets were deleted before this scan read them. Go on at {begin} without them"
+                f" (start, or seek), or scan again from {'full' if whole else 'earliest'!r}"
+            )
+        return KafkaError(
+            ErrorCode.OFFSET_OUT_OF_RANGE,
+            f"bucket {bucket} of {self._topic} has no offset {offset}: it begins at {begin} and ends at {end};"
+            f" {remedy}",
+        )
 
     async def _learn_schemas(self, records: memoryview) -> None:
         """Fetch the table's schemas if a batch has one that is newer than the opened table."""

@@ -24,6 +24,8 @@ from headrace.tablelayer.client.errors import SettingsError
 
 CONFIG_VARIABLE: Final = "HEADRACE_CONFIG"
 VARIABLE_PREFIX: Final = "HEADRACE_CLIENT_"
+SERVER_VARIABLE: Final = "HEADRACE_SERVER"
+DEFAULT_SERVER: Final = "127.0.0.1:9092"
 
 _USED: Final = frozenset(
     """
@@ -124,6 +126,11 @@ def environment(file: Path | None = None) -> dict[str, str]:
         if variable.startswith(VARIABLE_PREFIX):
             found[variable.removeprefix(VARIABLE_PREFIX).lower().replace("_", ".")] = value
     return found
+
+
+def environment_server() -> str:
+    """Return the server where none is given: HEADRACE_SERVER, else `bootstrap.servers` of HEADRACE_CONFIG."""
+    return os.environ.get(SERVER_VARIABLE) or environment().get("bootstrap.servers") or DEFAULT_SERVER
 
 
 def profile(path: Path) -> Path:

@@ -23,11 +23,11 @@ import pyarrow.compute as pc
 
 from headrace.tablelayer.model.batches.statistics import ColumnStatistics
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
-from headrace.tablelayer.model.filters.nodes import TRUE, Node
+from headrace.tablelayer.model.filters.nodes import TRUE, Comparison, Junction, Node
 from headrace.tablelayer.model.filters.substrait import compact, parse
 from headrace.tablelayer.model.filters.ticks import in_ticks
 from headrace.tablelayer.model.filters.tree_reader import TreeReader
-from headrace.tablelayer.model.schema.schema import Schema
+from headrace.tablelayer.model.schema.schema import Column, Schema
 
 FilterLike = str | pc.Expression | list[Any] | None
 """A caller's filter: a condition in SQL, an expression, a predicate (`conditions.Predicate`), or nothing."""
@@ -151,6 +151,16 @@ class Filter(msgspec.Struct, frozen=True):
         if not outcomes & TRUE:
             return Verdict.NONE
         return Verdict.ALL if outcomes == TRUE else Verdict.SOME
+
+    def equalities(self) -> list[tuple[Column, pa.Scalar]]:
+        """Return columns with the value that each has in every matching row."""
+        node = self._node
+        parts = node.parts if isinstance(node, Junction) and node.conjunctive else (node,)
+        return [
+            (self.schema.columns[self.columns[self._order[part.column]]], part.scalar)
+            for part in parts
+            if isinstance(part, Comparison) and part.word == "equal"
+        ]
 
     def mask(self, rows: pa.RecordBatch) -> np.ndarray:
         """Return bool[n] for rows of `columns`, true for rows that match."""

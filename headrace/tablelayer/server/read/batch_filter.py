@@ -1,12 +1,12 @@
 """A filter over batches of the log: it skips batches by their statistics, and chooses rows of the others.
 
-First it reads a batch's front (header, statistics), and if these do not decide, the columns that the filter names.
-Batches without statistics (small or old ones) are always read. Blocking.
+A filter with an equality first searches small batches for the value (`key_search`). Then it reads a batch's front
+(header, statistics), and if these do not decide, the columns that the filter names. Blocking.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,12 +23,14 @@ from headrace.tablelayer.model.options.table_options import ArrowCompression
 from headrace.tablelayer.model.rows.versions import Conversion, SchemaVersions
 from headrace.tablelayer.model.schema.schema import Schema
 from headrace.tablelayer.server.read.projection import Projection, project_batch
+from headrace.tablelayer.server.regions import headers_of
 
 if TYPE_CHECKING:
     from headrace.broker.log.region import FileRegion
 
 _FRONT_SIZE = 2048  # holds the statistics of some 50 columns
 _COMPRESS_FROM_BYTES = 4096
+_SEARCH_FROM_BYTES = 64 << 10  # a smaller region is read before compiled code is loaded
 
 
 Finder = Callable[[int], "ColumnStatistics | None"]
@@ -107,7 +109,17 @@ class BatchFilter:
 
     def __init__(self, wanted: Filter, versions: SchemaVersions) -> None:
         self._filter = wanted
+        self._versions = versions
         self._columns = BatchColumns(versions, wanted.schema, wanted.columns)
+
+    def batches(self, region: FileRegion) -> Iterator[tuple[int, BatchHeader]]:
+        """Yield position and header of each batch of a region, without some that have no matching row."""
+        search = None
+        if region.size >= _SEARCH_FROM_BYTES:
+            from headrace.tablelayer.server.read.key_search import KeySearch
+
+            search = KeySearch.of(self._filter, self._versions)
+        return headers_of(region) if search is None else search.batches(region)
 
     def verdict(self, region: FileRegion, position: int, header: BatchHeader) -> Verdict:
         """Return the statistics' verdict on the batch at a position of the region."""

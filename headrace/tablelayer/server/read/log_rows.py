@@ -167,25 +167,24 @@ async def count_matching_log_rows(bucket: LogBucket, wanted: Filter) -> tuple[in
         found = await partition.read_anywhere(offset, 16 << 20, True, end)
         if found.region is None:
             break
-        rows, offset = await bucket.services.run_on(
+        counted += await bucket.services.run_on(
             found.region, partition, _count_matching, found.region, bucket.versions, wanted, start
         )
-        counted += rows
+        offset = found.end_offset
     return counted, offset
 
 
-def _count_matching(region: FileRegion, versions: Versions, wanted: Filter, start: int) -> tuple[int, int]:
+def _count_matching(region: FileRegion, versions: Versions, wanted: Filter, start: int) -> int:
     chosen = BatchFilter(wanted, versions())
-    counted = next_offset = 0
-    for position, header in headers_of(region):
-        next_offset = header.next_offset
+    counted = 0
+    for position, header in chosen.batches(region):
         verdict = chosen.verdict(region, position, header)
         gone = max(0, start - header.base_offset)
         if verdict is Verdict.ALL:
             counted += max(0, header.record_count - gone)
         elif verdict is Verdict.SOME:
             counted += int(chosen.mask(region, position, header)[gone:].sum())
-    return counted, next_offset
+    return counted
 
 
 def _count(region: FileRegion, counted: Counted) -> Counted:

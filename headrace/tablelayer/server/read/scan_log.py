@@ -46,6 +46,7 @@ from headrace.tablelayer.server.services import Services
 
 if TYPE_CHECKING:
     from headrace.broker.log.region import FileRegion
+    from headrace.broker.log.slice import LogSlice
     from headrace.broker.partitions.partition import Partition
 
 logger = logging.getLogger("headrace.tables")
@@ -209,7 +210,7 @@ class _Scan:
             if found.region is None:
                 break
             parts, size, records, offset = await self._services.run_on(
-                found.region, partition, self._filtered, wanted, found.region, bucket, room
+                found.region, partition, self._filtered, wanted, found, bucket, room
             )
             looked_at += found.region.size
             if parts:
@@ -222,17 +223,19 @@ class _Scan:
         self._looked_up_to[result.bucket] = result.filtered_end_offset = offset
 
     def _filtered(
-        self, wanted: Filter, region: FileRegion, bucket: TableBucket, max_bytes: int
+        self, wanted: Filter, found: LogSlice, bucket: TableBucket, max_bytes: int
     ) -> tuple[list[bytes], int, int, int]:
-        """Return (a region's batches with matching rows, up to `max_bytes`; their size; their records; the end offset).
+        """Return (a slice's batches with matching rows, up to `max_bytes`; their size; their records; the end offset).
 
         The end offset is behind the last examined batch.
         """
+        region = found.region
+        assert region is not None
         known = bucket.versions()
         chosen = BatchFilter(wanted, known)
         parts: list[bytes] = []
-        total = records = next_offset = 0
-        for position, header in headers_of(region):
+        total = records = 0
+        for position, header in chosen.batches(region):
             try:
                 batch = self._chosen(chosen, region, position, header, known)
             except (DecodeError, TableError) as error:
@@ -240,12 +243,11 @@ class _Scan:
                 batch = None
             if batch is not None:
                 if parts and total + len(batch) > max_bytes:
-                    break
+                    return parts, total, records, header.base_offset
                 parts.append(batch)
                 total += len(batch)
                 records += header.record_count
-            next_offset = header.next_offset
-        return parts, total, records, next_offset
+        return parts, total, records, found.end_offset
 
     def _chosen(
         self,

@@ -13,13 +13,14 @@ from typing import Any
 from headrace.tablelayer.model.ddl import AlterTable, parse
 from headrace.tablelayer.model.ddl.render import quote_name, quote_text
 from headrace.tablelayer.model.errors import TableError, TableErrorCode, invalid_table
-from headrace.tablelayer.model.options.table_options import BUCKET_COUNT, BUCKET_KEY, MergeEngine
+from headrace.tablelayer.model.options.table_options import BUCKET_COUNT, BUCKET_KEY
 from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.table.evolution import Change, SetTableComment
 from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.types.values import literal_sql
 from headrace.tablelayer.spark.catalog.requests import Request, table_options
 from headrace.tablelayer.spark.options import server_of
+from headrace.tablelayer.spark.sink import overwritten_columns
 from headrace.tablelayer.spark.source import HeadraceDataSource
 from headrace.tablelayer.spark.types import spark_type
 from headrace.tablelayer.spark.worker import connection
@@ -136,14 +137,6 @@ def _written_apart(definition: StoredTable) -> list[str]:
     if not schema.primary_key:
         return []
     return [column.name for column in schema.columns if column.name not in schema.primary_key]
-
-
-def overwritten_columns(definition: StoredTable) -> list[str]:
-    """Return the columns of an existing row that an INSERT without them overwrites with Spark's filled-in values."""
-    if definition.settings.merge_engine is MergeEngine.FIRST_ROW:
-        return []
-    numbered = definition.settings.auto_increment_column
-    return [name for name in _written_apart(definition) if name != numbered]
 
 
 def _unchanged(definition: StoredTable) -> str | None:

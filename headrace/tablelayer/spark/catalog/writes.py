@@ -303,7 +303,7 @@ def begin_write(request: Request) -> str:
     given = table_options(request)
     by_change = ROW_KIND_COLUMN in schema.fieldNames()
     if by_change:
-        given["row.kind.column"] = ROW_KIND_COLUMN
+        given |= {"row.kind.column": ROW_KIND_COLUMN, "write.mode": "upsert"}
         schema = StructType([field for field in schema.fields if field.name != CHANGED_COLUMN])
     options, chosen = _of_insert(given, schema, request.get("left_out"))
     if chosen is not None:
@@ -318,6 +318,8 @@ def begin_write(request: Request) -> str:
         else:
             must_be_replaceable(definition)
     sink = Sink(plan_write(options, schema, False), options.delivery)
+    if overwrite == "partitions" and not sink.plan.definition.partition_keys:
+        overwrite = "all"
     if by_change or overwrite is not None:
         sink = replace(sink, delivery="exactly-once")
     query = request.get("query")

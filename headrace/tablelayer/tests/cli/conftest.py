@@ -4,17 +4,15 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
-ROOT = Path(__file__).resolve().parents[4]
+from headrace.tablelayer.tests.serve import ROOT, Serve
 
 
 class Served:
@@ -26,8 +24,8 @@ class Served:
     def __init__(self, *words: str) -> None:
         self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `stop` closes it
         self._complained = ""
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "headrace.tablelayer.cli.main", "serve", *words],
+        self.process = Serve(
+            words,
             stdout=subprocess.PIPE,
             stderr=self._complaints,
             text=True,

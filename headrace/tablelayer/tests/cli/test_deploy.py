@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -278,6 +279,32 @@ def test_the_tierer_of_kubernetes_is_run_as_it_is_written() -> None:
         assert server == f"{service['metadata']['name']}:{service['spec']['ports'][0]['port']}"
     assert container["securityContext"]["readOnlyRootFilesystem"]
     assert [each["mountPath"] for each in container["volumeMounts"]] == ["/tmp"]
+
+
+def test_the_console_of_kubernetes_is_run_as_it_is_written() -> None:
+    file = "console.yaml"
+    console = resource("Deployment", "headrace-console", file)
+    pod = console["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    assert container["args"][0] == "console"
+    assert {word for word in container["args"] if word.startswith("--")} <= options_of("console")
+    given = dict(zip(container["args"][1::2], container["args"][2::2], strict=True))
+    service = resource("Service", "headrace-console", file)
+    labels = console["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
+    assert given["--listen"].endswith(f":{container['ports'][0]['containerPort']}")
+    secrets = {each["name"]: each["secret"]["secretName"] for each in pod["volumes"] if "secret" in each}
+    mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+    folder, _, name = given["--basic-auth-file"].rpartition("/")
+    assert name in resource("Secret", secrets[mounts[folder]], file)["stringData"]
+    assert given["--history"].rpartition("/")[0] in mounts
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+
+
+def test_the_chart_is_of_this_version() -> None:
+    chart = yaml.safe_load((DEPLOY / "helm/headrace/Chart.yaml").read_text())
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert chart["appVersion"] == chart["version"] == version
 
 
 AWS_NAMES = {"AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"}

@@ -1,11 +1,9 @@
 """States and past states, read by the client: ranges, time travel, and scans that survive faults (R14)."""
 
 import datetime as dt
-import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 from headrace.tablelayer.client import ChangeType, DataError, TableError, TableErrorCode, connect
 from headrace.tablelayer.client.errors import ConnectionLost
 from headrace.tablelayer.model.messages import ScanSnapshotRequest
+from headrace.tablelayer.tests.serve import Serve
 from simulator.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -151,14 +150,7 @@ def test_r14_answers_that_are_lost_and_scans_that_are_forgotten_make_neither_gap
 
 
 def serve(data, port):
-    server = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "headrace.tablelayer.cli.main", "serve"),
-            *("--data", str(data), "--listen", f"127.0.0.1:{port}"),
-        ],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-    )  # fmt: skip
+    server = Serve(["--data", str(data), "--listen", f"127.0.0.1:{port}"], stdout=subprocess.PIPE)
     assert server.stdout is not None
     assert b"ready" in server.stdout.readline()
     return server

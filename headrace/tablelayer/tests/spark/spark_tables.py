@@ -6,7 +6,6 @@ import itertools
 import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -18,10 +17,10 @@ from headrace.tablelayer.model.schema.schema import Schema
 from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.types.column_types import DataType
+from headrace.tablelayer.tests.serve import ROOT, Serve
 from simulator.ports import free_port
 from simulator.three_brokers import NUMBERS, ThreeBrokers, settings_of
 
-ROOT = Path(__file__).resolve().parents[4]
 _names = itertools.count()
 
 
@@ -41,20 +40,13 @@ class Server:
 
     def start(self) -> None:
         log = self.folder / "log"
-        command = [
-            sys.executable,
-            "-m",
-            "headrace.tablelayer.cli.main",
-            "serve",
-            "--data",
-            str(self.folder / "data"),
-        ]
-        command += [] if "listeners" in self.lakes else ["--listen", self.address]
+        words = ["--data", str(self.folder / "data")]
+        words += [] if "listeners" in self.lakes else ["--listen", self.address]
         for name, value in self.lakes.items():
-            command += ["--set", f"{name}={value}"]
+            words += ["--set", f"{name}={value}"]
         with log.open("wb") as output:
-            self._process = subprocess.Popen(
-                command,
+            self._process = Serve(
+                words,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=ROOT,

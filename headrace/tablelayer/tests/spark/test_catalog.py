@@ -142,6 +142,13 @@ def test_an_insert_leaves_the_columns_that_it_does_not_name_as_they_are(sql: Sql
                 f"INSERT INTO headrace.{{db}}.kept (a, id) SELECT '{text}', id FROM headrace.{{db}}.kept"
             ),
             lambda text: sql(f"INSERT INTO headrace.{{db}}.kept BY NAME SELECT 1L AS id, '{text}' AS a"),
+            lambda text: sql(
+                f"FROM (SELECT 1L AS i, '{text}' AS t) INSERT INTO headrace.{{db}}.kept (id, a) SELECT i, t"
+                " INSERT INTO headrace.{db}.log (id) SELECT i WHERE t = ''"
+            ),
+            lambda text: sql(
+                f"INSERT INTO headrace.{{db}}.kept WITH (`write.mode` = 'partial') (id, a) VALUES (1, '{text}')"
+            ),
             lambda text: some(text).writeTo(name).append(),
             lambda text: some(text).writeTo(name).option("write.mode", "partial").append(),
             lambda text: some(text).write.mode("append").saveAsTable(name),
@@ -150,7 +157,7 @@ def test_an_insert_leaves_the_columns_that_it_does_not_name_as_they_are(sql: Sql
         write(f"a{number}")
         assert sql.rows("kept") == [(1, f"a{number}", "y", 3)]
     sql("INSERT INTO headrace.{db}.kept (id, b) VALUES (8, 'new'), (1, NULL)")
-    assert sql.rows("kept") == [(1, "a5", None, 3), (8, None, "new", 7)]
+    assert sql.rows("kept") == [(1, "a7", None, 3), (8, None, "new", 7)]
     some("whole").writeTo(name).option("write.mode", "upsert").append()
     assert sql.rows("kept") == [(1, "whole", None, 7), (8, None, "new", 7)]
     with pytest.raises(Exception, match="option 'columns' is for df"):

@@ -12,12 +12,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import StructType
 
-from headrace.tablelayer.client import Connection
+from headrace.tablelayer.client import Connection, DataError
 from headrace.tablelayer.model.errors import TableError
 from headrace.tablelayer.model.types.column_types import BIGINT, DOUBLE, STRING
 from headrace.tablelayer.spark.catalog import rows, statements, streams, writes
 from headrace.tablelayer.spark.catalog.requests import object_of
+from headrace.tablelayer.spark.options import WriteOptions
+from headrace.tablelayer.spark.sink import plan_write
 from headrace.tablelayer.tests.spark.spark_tables import create
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.filterwarnings("ignore::ResourceWarning")]
@@ -109,6 +112,31 @@ def test_an_update_writes_the_columns_that_it_changes(address: str, client: Conn
     }  # fmt: skip
 
 
+def test_rows_of_some_columns_are_a_partial_update(address: str, client: Connection) -> None:
+    """Micro-batches, and frames of the data source, whose writer has the same plan."""
+    path = create(client, COLUMNS, ("k",))
+    client.table(path).upsert([{"k": 1, "a": "a", "b": "b", "c": 1.0}])
+    catalog = Catalog(address, path)
+    some, rows = "k bigint, a string", [(1, "x"), (2, "y")]
+    catalog.write(some, [rows], batch=0, query="a query")
+    assert found(client, path) == {1: ("x", "b", 1.0), 2: ("y", None, None)}
+
+    def plan(schema: str, **options: str) -> Any:
+        given = {"bootstrap.servers": address, "table": path}
+        given |= {name.replace("_", "."): value for name, value in options.items()}
+        return plan_write(WriteOptions.parse(given), StructType.fromJson(json.loads(_schema(schema))), False)
+
+    assert [column.name for column in plan(some).columns] == ["k", "a"]
+    assert plan(some) == plan(some, write_mode="partial") == plan(some, columns="k,a")
+    assert plan(some, write_mode="upsert").mode == plan(SPARKS).mode == "upsert"
+    with pytest.raises(ValueError, match="no column 'b': set write"):
+        plan(f"{some}, kind string", row_kind_column="kind")
+    kinds = plan(f"{some}, kind string", row_kind_column="kind", write_mode="partial")
+    assert [column.name for column in kinds.columns] == ["k", "a"]
+    with pytest.raises(DataError, match="unknown column 'other'"):
+        plan("k bigint, other string")
+
+
 def test_an_insert_writes_the_columns_that_it_names(address: str, client: Connection) -> None:
     path = create(client, COLUMNS, ("k",))
     table, catalog = client.table(path), Catalog(address, path)
@@ -188,6 +216,8 @@ def test_what_is_overwritten_is_there_no_more(address: str, client: Connection) 
     where = json.dumps([">", "k", 5])
     catalog.write(SPARKS, [[(8, "newer", None, 0.0)]], overwrite="where", predicate=where)
     assert {key: row[0] for key, row in found(client, path).items()} == {1: "new", 8: "newer"}
+    catalog.write(SPARKS, [[(9, "all", None, 0.0)]], overwrite="partitions")  # the table has none: all rows
+    assert {key: row[0] for key, row in found(client, path).items()} == {9: "all"}
     catalog.write(SPARKS, [], overwrite="all")
     assert found(client, path) == {}
 

@@ -18,7 +18,7 @@ from headrace.tablelayer.model.types.column_types import BIGINT, BOOLEAN, DATE, 
 from headrace.tablelayer.model.types.column_types import decimal as decimal_type
 from headrace.tablelayer.model.types.text import parse_type
 from headrace.tablelayer.spark.options import ReadOptions, WriteOptions
-from headrace.tablelayer.spark.positions import Position, admit, batch_start, lost_ranges
+from headrace.tablelayer.spark.positions import Position, admit, batch_start, lost_ranges, lost_text
 
 offsets = st.dictionaries(st.integers(0, 7), st.integers(0, 1000), min_size=1, max_size=8)
 
@@ -68,7 +68,15 @@ def test_a_foreign_checkpoint_is_said() -> None:
 
 
 def test_what_retention_has_taken() -> None:
-    assert lost_ranges({0: 5, 1: 5, 2: 5}, {0: 5, 1: 9, 2: 0}, {0: 5, 1: 9, 2: 3}) == {1: (5, 9), 2: (5, 3)}
+    lost = lost_ranges({0: 5, 1: 5, 2: 5}, {0: 5, 1: 9, 2: 0}, {0: 5, 1: 9, 2: 3})
+    assert lost == {1: (5, 9), 2: (5, 3)}
+    assert lost_text("db.t", lost) == (
+        "4 offsets of db.t that this stream should read are not in the log: bucket 1 from 5, its log begins at 9;"
+        " bucket 2 from 5, its log ends at 3"
+    )
+    many = lost_text("db.t", dict.fromkeys(range(7), (0, 1000)))
+    assert many.startswith("7,000 offsets of db.t")
+    assert many.endswith("bucket 4 from 0, its log begins at 1000; and 2 more buckets")
 
 
 def test_options_of_streams_and_sinks_are_checked() -> None:
@@ -85,9 +93,9 @@ def test_options_of_streams_and_sinks_are_checked() -> None:
         with pytest.raises(ValueError, match=said):
             ReadOptions.parse({**base, **wrong})
     assert WriteOptions.parse({**base, "columns": "k,v"}).mode == "partial"
+    assert WriteOptions.parse({**base, "write.mode": "partial"}).columns is None
     for wrong, said in (
         ({"write.mode": "merge"}, "use append, upsert, delete, partial"),
-        ({"write.mode": "partial"}, "needs the option 'columns'"),
         ({"write.mode": "append", "columns": "a"}, "not to write.mode 'append'"),
         ({"txnAppId": "a"}, "belong together"),
         ({"delivery": "once"}, "at-least-once"),

@@ -99,6 +99,27 @@ def test_a_table_may_be_what_is_loaded() -> None:
             ReadOptions.parse({"bootstrap.servers": "h:1", **wrong})
 
 
+def test_a_server_that_no_option_names_is_that_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The catalog's requests are read by `server_of`, the data source's options by `parse`, calls by `bootstrap_of`."""
+    table, silent = {"table": "db.t"}, Session({})
+
+    def places() -> set[str]:
+        read, write = ReadOptions.parse(table).bootstrap, WriteOptions.parse(table).bootstrap
+        return {str(each) for each in (read, write, server_of({}), bootstrap_of(silent, None))}
+
+    assert places() == {"127.0.0.1:9092"}
+    file = tmp_path / "client.properties"
+    file.write_text("bootstrap.servers=h:7\n")
+    monkeypatch.setenv("HEADRACE_CONFIG", str(file))
+    assert places() == {"h:7"}
+    monkeypatch.setenv("HEADRACE_SERVER", "h:8")
+    assert places() == {"h:8"}
+    assert str(bootstrap_of(Session({"spark.headrace.bootstrap.servers": "h:9"}), None)) == "h:9"
+    assert ReadOptions.parse({**table, "kafka.bootstrap.servers": "h:1"}).bootstrap.bootstrap == "h:1"
+
+
 def test_a_session_says_which_server_is_meant_where_nobody_else_does() -> None:
     session = Session(
         {"spark.headrace.bootstrap.servers": "h:3", "spark.headrace.kafka.security.protocol": "SSL"}

@@ -49,6 +49,13 @@ def test_every_kind_of_write(spark: Any, address: str, client: Connection) -> No
     save(kinds, address, path, row_kind_column="kind")
     expected = {k: ("y" if k < 3 else "x", k) for k in range(1, 8)} | {5: ("z", 50), 11: ("n", 11)}
     assert rows_of(client, path) == sorted((k, *v) for k, v in expected.items())
+    save(
+        spark.range(7, 8).selectExpr("id AS k", "'part' AS a"), address, path
+    )  # as an INSERT of these columns
+    save(spark.range(4, 5).selectExpr("id AS k", "'part' AS a"), address, path, write_mode="partial")
+    save(spark.range(3, 4).selectExpr("id AS k", "'whole' AS a"), address, path, write_mode="upsert")
+    expected |= {7: ("part", 7), 4: ("part", 4), 3: ("whole", None)}
+    assert rows_of(client, path) == sorted((k, *v) for k, v in expected.items())
     spark.sql(
         f"CREATE TEMPORARY VIEW target USING headrace OPTIONS (`bootstrap.servers` '{address}', table '{log}')"
     )
@@ -79,6 +86,11 @@ def test_what_does_not_fit_is_said_before_a_task_starts(spark: Any, address: str
         (spark.range(1).selectExpr("id AS k"), {"row.kind.column": "kind"}, "row kind column 'kind'"),
         (spark.range(1).selectExpr("id AS k"), {"write.mode": "append"}, "has a primary key"),
         (spark.range(1).selectExpr("id AS k"), {"columns": "k,zz"}, "zz"),
+        (
+            spark.range(1).selectExpr("id AS k", "'+I' AS kind"),
+            {"row.kind.column": "kind"},
+            "no column 'a': set write.mode to 'upsert'",
+        ),
     ):
         with pytest.raises((DataError, TableError, ValueError), match=said):
             plan(frame, **options)

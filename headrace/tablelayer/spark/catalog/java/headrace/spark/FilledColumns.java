@@ -7,10 +7,11 @@ import org.apache.spark.sql.SparkSession;
 import org.apache.spark.sql.catalyst.expressions.Alias;
 import org.apache.spark.sql.catalyst.expressions.NamedExpression;
 import org.apache.spark.sql.catalyst.plans.logical.AppendData;
-import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.plans.logical.Project;
+import org.apache.spark.sql.connector.catalog.Table;
 import org.apache.spark.sql.execution.QueryExecution;
 import org.apache.spark.sql.execution.SQLExecution;
+import org.apache.spark.sql.execution.datasources.v2.DataSourceV2Relation;
 import scala.jdk.javaapi.CollectionConverters;
 
 /**
@@ -30,27 +31,49 @@ final class FilledColumns {
 
     private FilledColumns() {}
 
-    /** The filled columns of the statement that runs in this thread, among `columns`. */
-    static List<String> among(Set<String> columns) {
-        List<String> found = new ArrayList<>();
-        if (running() instanceof AppendData append
-                && append.isByName()
-                && append.query() instanceof Project project) {
-            for (NamedExpression each : CollectionConverters.asJava(project.projectList())) {
-                if (each instanceof Alias alias
-                        && alias.references().isEmpty()
-                        && alias.metadata().contains(MARKED)
-                        && columns.contains(alias.name())) {
-                    found.add(alias.name());
-                }
-            }
+    /**
+     * The filled columns, among `columns`, of the running statement's INSERT into this table. Refuses INSERTs of one
+     * statement (FROM ... INSERT ... INSERT ...) that name different columns of one table.
+     */
+    static List<String> among(Set<String> columns, Table table) {
+        List<List<String>> found =
+                appends(table).stream().map(each -> filled(each, columns)).distinct().toList();
+        if (found.size() > 1) {
+            throw new UnsupportedOperationException(table.name()
+                    + ": INSERTs of one statement name different columns of it: write a statement for each");
         }
-        return found;
+        return found.isEmpty() ? List.of() : found.get(0);
     }
 
-    private static LogicalPlan running() {
+    private static List<String> filled(AppendData append, Set<String> columns) {
+        if (!append.isByName() || !(append.query() instanceof Project project)) {
+            return List.of();
+        }
+        return CollectionConverters.asJava(project.projectList()).stream()
+                .filter(each -> each instanceof Alias alias
+                        && alias.references().isEmpty()
+                        && alias.metadata().contains(MARKED)
+                        && columns.contains(alias.name()))
+                .map(NamedExpression::name)
+                .toList();
+    }
+
+    /** The INSERTs into a table of the statement that runs in this thread, which may have several (FROM ... INSERT). */
+    private static List<AppendData> appends(Table table) {
         String id = SparkSession.active().sparkContext().getLocalProperty(SQLExecution.EXECUTION_ID_KEY());
         QueryExecution execution = id == null ? null : SQLExecution.getQueryExecution(Long.parseLong(id));
-        return execution == null ? null : execution.analyzed();
+        if (execution == null) {
+            return List.of();
+        }
+        List<AppendData> found = new ArrayList<>();
+        execution.analyzed().foreach(node -> {
+            if (node instanceof AppendData append
+                    && append.table() instanceof DataSourceV2Relation relation
+                    && relation.table() == table) {
+                found.add(append);
+            }
+            return null;
+        });
+        return found;
     }
 }

@@ -35,8 +35,8 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /**
  * The databases and tables of a server. Options, as spark.sql.catalog.NAME.OPTION: bootstrap.servers, kafka.* as in
- * the data source, python. Without them spark.headrace.bootstrap.servers and similar settings apply, then the
- * environment's HEADRACE_SERVER, then 127.0.0.1:9092.
+ * the data source, python. Without them spark.headrace.bootstrap.servers and similar settings apply. Without those the
+ * helper takes the server of its environment, as the data source does.
  */
 public final class HeadraceCatalog implements TableCatalog, SupportsNamespaces {
     private static final String SESSION_PREFIX = "spark.headrace.";
@@ -52,8 +52,6 @@ public final class HeadraceCatalog implements TableCatalog, SupportsNamespaces {
         Map<String, String> options = new HashMap<>(given.asCaseSensitiveMap());
         String python = options.remove(PYTHON);
         if (!given.containsKey(SERVER) && !given.containsKey("kafka." + SERVER)) {
-            String environment = System.getenv("HEADRACE_SERVER");
-            options.put(SERVER, environment == null ? "127.0.0.1:9092" : environment);
             Map<String, String> session =
                     scala.jdk.javaapi.CollectionConverters.asJava(SQLConf.get().getAllConfs());
             session.forEach((key, value) -> {

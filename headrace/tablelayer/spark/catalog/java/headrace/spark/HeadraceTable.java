@@ -114,7 +114,7 @@ final class HeadraceTable
     List<String> leftOut() {
         Set<String> kept = new HashSet<>();
         described.get("overwritten").forEach(each -> kept.add(each.asText()));
-        return kept.isEmpty() ? List.of() : FilledColumns.among(kept);
+        return kept.isEmpty() ? List.of() : FilledColumns.among(kept, this);
     }
 
     NamedReference[] primaryKey() {

@@ -1,0 +1,51 @@
+"""Answers about a log that is not open, from its folder alone: whether its open has to scan records, and when retention
+has something to delete. A broker with thousands of idle partitions asks them instead of opening every log.
+
+Blocking, without effect on the folder.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.broker.log.checkpoint import read_clean_marker
+from headrace.broker.log.segment import LOG_SUFFIX, SWAP_SUFFIX
+
+if TYPE_CHECKING:
+    from headrace.broker.log.retention import RetentionLimits
+    from headrace.broker.runtime.ports import Disk
+
+
+def needs_recovery(disk: Disk, directory: Path) -> bool:
+    """Return whether an open scans records: the log has segments, and no valid marker of a clean close. Raises
+    OSError.
+    """
+    return _has_segments(disk, directory) and read_clean_marker(disk, directory) is None
+
+
+def retention_due_ms(disk: Disk, directory: Path, limits: RetentionLimits) -> float:
+    """Return the wall-clock time from which retention may delete a segment while the log stays closed: infinity for a
+    log without records, 0 for one whose contents are not known. Raises OSError.
+    """
+    if not _has_segments(disk, directory):
+        return math.inf
+    marker = read_clean_marker(disk, directory)
+    if marker is None or not marker.segments:
+        return 0
+    first = marker.segments[0]
+    is_first_sealed = len(marker.segments) > 1
+    size = sum(segment.size for segment in marker.segments)
+    if is_first_sealed and (
+        first.end_offset <= marker.checkpoint.log_start_offset
+        or 0 <= limits.size_bytes_max <= size - first.size
+    ):
+        return 0
+    if limits.age_ms_max < 0 or first.largest_timestamp < 0:
+        return math.inf
+    return first.largest_timestamp + limits.age_ms_max + 1
+
+
+def _has_segments(disk: Disk, directory: Path) -> bool:
+    return any(name.endswith((LOG_SUFFIX, SWAP_SUFFIX)) for name in disk.names(directory))
