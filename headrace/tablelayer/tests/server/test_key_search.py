@@ -47,7 +47,7 @@ class Memory(FileRegion):
 def row(rng: random.Random) -> dict[str, Any]:
     k = rng.randrange(40)
     row: dict[str, Any] = {
-        "id": k, "tiny": k, "n": -k, "s": "x" * (k % 7) + str(k), "d": DAY + datetime.timedelta(k),
+        "id": k, "tiny": k, "n": -k, "s": str(k), "d": DAY + datetime.timedelta(k),
         "t": datetime.time(1, k, 0, 1000 * k), "fine": datetime.time(2, k, 0, k), "tags": ["a"] * (k % 3),
         "at": NOON + datetime.timedelta(microseconds=k), "price": Decimal(k) / 4, "wide": Decimal(-k) * 10**20,
         "ok": bool(k % 2), "x": k / 2,
@@ -95,6 +95,7 @@ def test_no_batch_with_a_matching_row_is_passed_over(seed: int, monkeypatch: pyt
     data = b"".join(pieces)
     for name in ("id", "tiny", "n", "s", "d", "t", "fine", "at", "price", "wide"):
         value = next(each[name] for each in (row(rng) for _ in range(99)) if each[name] is not None)
+        value = "3" if name == "s" else value  # some texts begin with it
         scalar = pa.scalar(value, SCHEMA.column(name).type.arrow())
         more = pc.field("id") == pa.scalar(value % 40, pa.int64()) if name == "tiny" else pc.field("id") >= 0
         found = searched(data, parsed((pc.field(name) == scalar) & more), versions)
