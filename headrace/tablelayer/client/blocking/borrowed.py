@@ -29,7 +29,7 @@ class _OtherLoop:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
 
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def run(self, coroutine: Coroutine[Any, Any, T], total: int | None = None) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def start(self, coroutine: Coroutine[Any, Any, object]) -> None:

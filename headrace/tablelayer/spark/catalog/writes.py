@@ -308,7 +308,7 @@ def begin_write(request: Request) -> str:
     options, chosen = _of_insert(given, schema, request.get("left_out"))
     if chosen is not None:
         schema = StructType([field for field in schema.fields if field.name in chosen])
-    overwrite = request.get("overwrite")
+    overwrite: Overwrite | None = request.get("overwrite")
     if overwrite is not None:
         definition = table_definition(request)
         if _is_empty_log(
