@@ -34,6 +34,12 @@ ROWS_WRITTEN = Metric(
     "primary-key table.",
     _TABLE,
 )
+LOOKUPS = Metric(
+    "headrace_table_lookups_total",
+    MetricKind.COUNTER,
+    "Keys and prefixes that were looked up in a primary-key table's buckets that this broker leads.",
+    _TABLE,
+)
 UNREADABLE = Metric(
     "headrace_table_unreadable_batches_total",
     MetricKind.COUNTER,
@@ -146,9 +152,9 @@ REFUSED = Metric(
     ("table", "reason"),
 )
 TABLE_METRICS: Final = (
-    TABLES, ROWS_WRITTEN, REFUSED, UNREADABLE, ROWS, KV_SIZE, UNFLUSHED, STORES_OPEN, STORES_CLOSED, STORES_MAX,
-    STORE_FILES, STORES_REOPENED, SNAPSHOT_SIZE, SNAPSHOT_AGE, LAKE_LAG, LAKE_LAG_SECONDS, LAKE_COMMITS, LAKE_AGE,
-    LAKE_FAILURES, LAKE_MISSING, STANDBY_LAG, STANDBY_ROWS, STANDBY_LOOKUPS,
+    TABLES, ROWS_WRITTEN, LOOKUPS, REFUSED, UNREADABLE, ROWS, KV_SIZE, UNFLUSHED, STORES_OPEN, STORES_CLOSED,
+    STORES_MAX, STORE_FILES, STORES_REOPENED, SNAPSHOT_SIZE, SNAPSHOT_AGE, LAKE_LAG, LAKE_LAG_SECONDS, LAKE_COMMITS,
+    LAKE_AGE, LAKE_FAILURES, LAKE_MISSING, STANDBY_LAG, STANDBY_ROWS, STANDBY_LOOKUPS,
 )  # fmt: skip
 
 
@@ -172,7 +178,7 @@ class TableCollector:
         self._context = context
         self._catalog = catalog
         self._subjects = subjects
-        self._totals = Totals(2)
+        self._totals = Totals(3)
 
     async def collect(self, gathering: Gathering) -> None:
         tables = self._catalog.all_tables()
@@ -202,7 +208,8 @@ class TableCollector:
             label = self._totals.label(name)
             names.add(name)
             buckets.append(bucket)
-            self._totals.count(name, bucket, (bucket.rows_written, bucket.unreadable_batches))
+            lookups = bucket.keys_looked_up if isinstance(bucket, KeyBucket) else 0
+            self._totals.count(name, bucket, (bucket.rows_written, bucket.unreadable_batches, lookups))
             if not isinstance(bucket, KeyBucket):
                 continue
             store = bucket.store
@@ -224,8 +231,9 @@ class TableCollector:
         for label, age in ages.items():
             gathering.put(SNAPSHOT_AGE, age, label)
         await self._totals.keep(names, buckets, gathering.breathe)
-        for label, (rows, unreadable) in self._totals.sums():
+        for label, (rows, unreadable, lookups) in self._totals.sums():
             gathering.put(ROWS_WRITTEN, rows, label)
+            gathering.put(LOOKUPS, lookups, label)
             gathering.put(UNREADABLE, unreadable, label)
 
     async def _collect_refused(self, gathering: Gathering, tables: Sequence[StoredTable]) -> None:

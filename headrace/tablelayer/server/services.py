@@ -180,6 +180,7 @@ class KeptStore(Protocol):
     """A standby store of a bucket that another broker leads."""
 
     directory: Path
+    keys_looked_up: int
 
     @property
     def store(self) -> KeyValueStore | None: ...

@@ -35,6 +35,7 @@ from headrace.tablelayer.model.messages.catalog import (
     ListTablesResponse,
     Property,
 )
+from headrace.tablelayer.model.messages.loads import ListTableLoadsRequest, ListTableLoadsResponse
 from headrace.tablelayer.model.messages.process import DescribeServerRequest, DescribeServerResponse
 from headrace.tablelayer.model.messages.refused import ListRefusedRequest, ListRefusedResponse
 from headrace.tablelayer.model.messages.snapshots import ListSnapshotsRequest, ListSnapshotsResponse
@@ -103,6 +104,16 @@ class RefusedTable:
     table: str
     count: int
     records: tuple[RefusedRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TableLoad:
+    """Rows written to a table, and keys looked up in it, since a broker opened its buckets."""
+
+    broker_id: int
+    table: str
+    rows_written: int
+    keys_looked_up: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,6 +359,27 @@ class AsyncAdmin:
                 together = sorted((*before.records, *records), key=lambda one: -one.time_ms)
                 found[each.table] = RefusedTable(each.table, before.count + each.count, tuple(together))
         return [found[name] for name in sorted(found)]
+
+    async def table_loads(self) -> list[TableLoad]:
+        """Return the load of the tables that may be described, one entry for each broker that has some of a table.
+
+        UnsupportedRequest if a server does not count it; TableError, KafkaError.
+        """
+        deadline = Deadline(self._cluster.config.delivery_timeout_ms)
+        found = []
+        for broker in sorted((await self._cluster.metadata([], deadline)).brokers, key=lambda b: b.node_id):
+            answer = await self._cluster.call(
+                ListTableLoadsRequest(),
+                ListTableLoadsResponse,
+                doing=f"list the load of the tables of broker {broker.node_id}",
+                node_id=broker.node_id,
+                deadline=deadline,
+            )
+            found += [
+                TableLoad(broker.node_id, each.table, each.rows_written, each.keys_looked_up)
+                for each in answer.tables
+            ]
+        return found
 
     async def snapshots(self, path: TablePath | str) -> list[BucketState]:
         """Return the buckets of a primary-key table (or a partition of one) with their snapshots; none for a log table.

@@ -20,6 +20,7 @@ class Admin(Waiting):
     list_tables = waits(AsyncAdmin.list_tables)
     describe_table = waits(AsyncAdmin.describe_table)
     refused = waits(AsyncAdmin.refused)
+    table_loads = waits(AsyncAdmin.table_loads)
     snapshots = waits(AsyncAdmin.snapshots)
     list_partitions = waits(AsyncAdmin.list_partitions)
     add_partition = waits(AsyncAdmin.add_partition)

@@ -16,6 +16,7 @@ from headrace.tablelayer.model.messages.answers import *
 from headrace.tablelayer.model.messages.between import *
 from headrace.tablelayer.model.messages.catalog import *
 from headrace.tablelayer.model.messages.lake import *
+from headrace.tablelayer.model.messages.loads import *
 from headrace.tablelayer.model.messages.partitions import *
 from headrace.tablelayer.model.messages.process import *
 from headrace.tablelayer.model.messages.read import *

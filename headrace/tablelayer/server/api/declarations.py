@@ -108,9 +108,10 @@ APIS: Final = (
     api(m.LimitScanRequest, lambda by: by.read.limit_scan, topic=READ, charged=CONSUMER, at_once=True),
     api(m.CountRowsRequest, lambda by: by.read.count_rows, topic=READ, charged=CONSUMER),
     api(m.ScanSnapshotRequest, lambda by: by.read.scan_snapshot, topic=READ, charged=CONSUMER),
-    # snapshots.py, refused.py
+    # snapshots.py, refused.py, loads.py
     api(m.ListSnapshotsRequest, lambda by: by.snapshots.list_snapshots, topic=DESCRIBE),
     api(m.ListRefusedRequest, lambda by: by.refused.list_refused, topic=READ),
+    api(m.ListTableLoadsRequest, lambda by: by.loads.list_loads, topic=DESCRIBE),
     # staged.py
     api(m.StageRowsRequest, lambda by: by.staged.stage, topic=WRITE, charged=PRODUCER),
     api(m.CommitStagedRequest, lambda by: by.staged.commit, topic=WRITE),

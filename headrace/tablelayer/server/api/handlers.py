@@ -10,6 +10,7 @@ from headrace.tablelayer.server.api.catalog import CatalogHandlers
 from headrace.tablelayer.server.api.copies import CopyHandlers
 from headrace.tablelayer.server.api.forwarded import ForwardedHandlers
 from headrace.tablelayer.server.api.lake import LakeHandlers
+from headrace.tablelayer.server.api.loads import LoadHandlers
 from headrace.tablelayer.server.api.partitions import PartitionHandlers
 from headrace.tablelayer.server.api.read import ReadHandlers
 from headrace.tablelayer.server.api.refused import RefusedHandlers
@@ -52,5 +53,6 @@ class Handlers:
         self.staged = StagedHandlers(rights, staged)
         self.refused = RefusedHandlers(services.refusals, catalog, rights)
         self.snapshots = SnapshotHandlers(catalog, rights)
+        self.loads = LoadHandlers(catalog, rights, services.standbys)
         self.rights = RightsHandlers(catalog, grants)
         self.lake = LakeHandlers(services, rights, lake, subjects, gone)

@@ -65,9 +65,9 @@ class ReadHandlers:
             asked = (reads.lookup_in_memory, source.versions, part.keys, wanted, limit, room)
             if isinstance(source, KeyBucket):
                 found = source.read_at_once(*asked)
-                return None if found is None else _looked_up(part, found)
+                return None if found is None else _looked_up(source, part, found)
             stale = source.read_at_once(at_most_ms, *asked)
-            return None if stale is None else _looked_up(part, *stale)
+            return None if stale is None else _looked_up(source, part, *stale)
 
         def respond(answers: list[m.LookupResult]) -> m.LookupResponse:
             return m.LookupResponse(schema_id=wanted.schema.schema_id, buckets=answers)
@@ -89,9 +89,9 @@ class ReadHandlers:
                     if inserts:
                         self._targets.check_replicas(definition, source)
                         await source.insert_absent(part.keys, wanted.schema, limit, request.timeout_ms)
-                    answer = _looked_up(part, await source.read(*asked, quick=quick))
+                    answer = _looked_up(source, part, await source.read(*asked, quick=quick))
                 else:
-                    answer = _looked_up(part, *await source.read(at_most_ms, *asked, quick=quick))
+                    answer = _looked_up(source, part, *await source.read(at_most_ms, *asked, quick=quick))
                 _check_whole(whole, room)
             except Exception as error:  # noqa: BLE001 - reported for this bucket
                 answer = m.LookupResult(bucket=part.bucket)
@@ -138,6 +138,7 @@ class ReadHandlers:
                     )
                 _check_whole(whole, room)
                 answer.counts, answer.rows, answer.cursor = found
+                source.keys_looked_up += len(answer.counts)
             except Exception as error:  # noqa: BLE001 - reported for this bucket
                 refuse(answer, error, definition, part.bucket)
             return answer
@@ -375,10 +376,14 @@ def _key_ids(definition: StoredTable) -> list[int]:
 
 
 def _looked_up(
-    part: m.LookupBucket, found: tuple[bytes, Rows], staleness: tuple[int, int] | None = None
+    source: KeyBucket | KeptStore,
+    part: m.LookupBucket,
+    found: tuple[bytes, Rows],
+    staleness: tuple[int, int] | None = None,
 ) -> m.LookupResult:
     answer = m.LookupResult(bucket=part.bucket)
     answer.found, answer.rows = found
+    source.keys_looked_up += len(answer.found)
     if staleness is not None:
         answer.staleness_ms, answer.applied_offset = staleness
     return answer

@@ -66,6 +66,8 @@ class KeyBucket(StoredBucket):
         """Create the bucket. `standby` has kept the store up to date until now, and hands it over."""
         super().__init__(services, partition, standby)
         self._rows_written = 0
+        self.keys_looked_up = 0
+        """Keys and prefixes that clients looked up since the bucket was opened."""
 
     @property
     def rows_written(self) -> int:

@@ -90,6 +90,7 @@ class Standby:
         self.applied_rows = 0
         """Number of changes applied since the start."""
         self.answered_lookups = 0
+        self.keys_looked_up = 0
         """Number of lookups answered since the start; one request's keys or prefixes in the bucket count as one."""
 
     @property

@@ -71,6 +71,10 @@ def test_a_scrape_tells_of_topics_tables_groups_and_requests(served, serve, tmp_
         fruit.upsert([{"id": i, "name": "x" * 10} for i in range(100)])
         fruit.upsert([{"id": i, "name": "y" * 10} for i in range(50)])
         fruit.delete([1, 2])
+        fruit.lookup([{"id": i} for i in (1, 3, 4, 999)])
+        loads = {
+            each.table: (each.rows_written, each.keys_looked_up) for each in connection.admin.table_loads()
+        }
         visit.append([{"id": i} for i in range(30)])
         connection.table("default.daily").append([{"day": d, "n": 1} for d in ("a", "b", "b")])
         connection.kafka.create_topic("plain")
@@ -82,6 +86,8 @@ def test_a_scrape_tells_of_topics_tables_groups_and_requests(served, serve, tmp_
     assert before["headrace_table_rows", "default.fruit"] == 98
     assert before["headrace_table_rows_written_total", "default.fruit"] == 152
     assert before["headrace_table_rows_written_total", "default.visit"] == 30
+    assert before["headrace_table_lookups_total", "default.fruit"] == 4
+    assert loads["default.fruit"] == (152, 4)
     assert before["headrace_table_rows_written_total", "default.daily"] == 3
     assert before["headrace_topic_records_in_total", "default.visit"] == 30
     assert before["headrace_topic_records_out_total", "default.visit"] == 30

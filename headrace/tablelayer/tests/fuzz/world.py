@@ -539,6 +539,7 @@ TABLE_REQUESTS: dict[type[ApiMessage], Maker] = {
     m.LakeFinishRequest: _lake(m.LakeFinishRequest),
     m.ListLakeRequest: lambda world, rng: m.ListLakeRequest(),
     m.ListSnapshotsRequest: lambda world, rng: m.ListSnapshotsRequest(topic=rng.choice(["default.keyed", "no", "."])),
+    m.ListTableLoadsRequest: lambda world, rng: m.ListTableLoadsRequest(),
     m.ListRefusedRequest: lambda world, rng: m.ListRefusedRequest(topic=rng.choice([None, "default.keyed", "no"])),
     m.StageRowsRequest: _stage,
     m.CommitStagedRequest: _commit_staged,

@@ -143,6 +143,7 @@ async def test_every_table_api_is_in_one_of_the_lists(tmp_path: Path) -> None:
         others = {
             m.ListDatabasesRequest,
             m.ListLakeRequest,
+            m.ListTableLoadsRequest,
             m.GrantColumnsRequest,
             m.RevokeColumnsRequest,
             m.ListColumnGrantsRequest,
