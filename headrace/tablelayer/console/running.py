@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final, TypeVar
@@ -19,6 +20,7 @@ QUERY_SECONDS: Final = 60.0
 QUERIES_MAX: Final = 4
 """Queries at a time. Further ones wait for WAIT_SECONDS."""
 WAIT_SECONDS: Final = 5.0
+FINISH_SECONDS: Final = 0.3
 _LOOK_SECONDS: Final = 0.05
 
 
@@ -43,9 +45,12 @@ class Running:
             working = asyncio.ensure_future(run_in_threadpool(work))
         self._queries += is_query
 
-        def ended(_: asyncio.Future[T]) -> None:
+        def ended(done: asyncio.Future[T]) -> None:
             self._queries -= is_query
             self.forget(stop)
+            if stop.is_set and not done.cancelled() and (error := done.exception()) is not None:
+                # Its frames hold DuckDB's objects, whose native part complains if they outlive the process.
+                traceback.clear_frames(error.__traceback__)
 
         working.add_done_callback(ended)
         gone = asyncio.ensure_future(_gone(request))
@@ -101,6 +106,12 @@ class Running:
             if not waiter.done():
                 waiter.set_result(None)
 
+    async def finish(self) -> None:
+        """Stop everything, and wait for the work that was stopped, for FINISH_SECONDS at most."""
+        self.end()
+        if self._finishing:
+            await asyncio.wait(set(self._finishing), timeout=FINISH_SECONDS)
+
     def _end(self, stop: stopping.Stop, working: asyncio.Future[T]) -> None:
         """Stop work, and see to it that it ends. Its outcome is of no interest."""
 
@@ -108,7 +119,6 @@ class Running:
             while not working.done():
                 stop.set()
                 await asyncio.wait({working}, timeout=_LOOK_SECONDS)
-            working.exception()
 
         stop.set()
         task = asyncio.ensure_future(insist())
