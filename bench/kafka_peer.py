@@ -36,7 +36,7 @@ ARTIFACTS = [
 ]
 
 CONNECT = ("org.apache.kafka", "connect-runtime")
-"""Left out with its web server: nearly as many jars as all the rest, for a tool that is not used here."""
+"""Left out of the broker with its web server: nearly as many jars as all the rest."""
 
 
 def jars() -> Path:
@@ -47,6 +47,16 @@ def jars() -> Path:
         if named
         else fetch(f"kafka-{KAFKA_VERSION}", ARTIFACTS, f"kafka_2.13-{KAFKA_VERSION}.jar", without=[CONNECT])
     )
+
+
+def connect_jars() -> Path:
+    """Return the folder with the jars of Kafka Connect and its connectors of files; fetched on the first call."""
+    artifacts = [
+        (*CONNECT, KAFKA_VERSION),
+        ("org.apache.kafka", "connect-file", KAFKA_VERSION),
+        *(each for each in ARTIFACTS if "log4j" in each[0]),
+    ]
+    return fetch(f"kafka-connect-{KAFKA_VERSION}", artifacts, f"connect-runtime-{KAFKA_VERSION}.jar")
 
 
 def tiering_jars() -> Path:

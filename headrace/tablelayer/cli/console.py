@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from headrace.tablelayer.client import Connection
     from headrace.tablelayer.console.access import Access
+    from headrace.tablelayer.console.rest import Rest
     from headrace.tablelayer.console.ring import Ring
     from headrace.tablelayer.sql.select import Plan
 
@@ -34,6 +35,8 @@ _PATIENCE_SECONDS = 0.4
 """Time for running requests at the end, in seconds. Queries and live tails are stopped at once."""
 BASIC_VARIABLE = "HEADRACE_CONSOLE_BASIC_AUTH"
 TOKEN_VARIABLE = "HEADRACE_CONSOLE_TOKEN"
+REGISTRY_VARIABLE = "HEADRACE_SCHEMA_REGISTRY_AUTH"
+CONNECT_VARIABLE = "HEADRACE_CONNECT_AUTH"
 
 
 def run_console(
@@ -47,6 +50,10 @@ def run_console(
     flight_sql: str | None = None,
     query_seconds: float = 60.0,
     history: Path | None = None,
+    schema_registry: str | None = None,
+    schema_registry_auth_file: Path | None = None,
+    kafka_connect: str | None = None,
+    kafka_connect_auth_file: Path | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT. Raises CommandError if it cannot start."""
     try:
@@ -56,6 +63,7 @@ def run_console(
         from headrace.tablelayer.console.app import make_app
         from headrace.tablelayer.console.running import Running
         from headrace.tablelayer.console.tables import Sql
+        from headrace.tablelayer.console.tails import TAIL_THREAD
 
         if flight_sql is not None:
             import headrace.tablelayer.flight.server  # noqa: F401 - check its requirements before anything is opened
@@ -76,6 +84,10 @@ def run_console(
             f"the console would be open to other machines on {strange}: pass --basic-auth-file or --token-file "
             f"(or {BASIC_VARIABLE}, {TOKEN_VARIABLE}), or listen on 127.0.0.1"
         )
+    registry = _rest(
+        "the schema registry", schema_registry, _secret(schema_registry_auth_file, REGISTRY_VARIABLE)
+    )
+    connectors = _rest("Kafka Connect", kafka_connect, _secret(kafka_connect_auth_file, CONNECT_VARIABLE))
     loaded()
     config = ClientConfig(client_id="headrace-console", delivery_timeout_ms=20_000)
     with connect(settings_of(server), config) as connection:
@@ -112,6 +124,8 @@ def run_console(
             server=connection.bootstrap,
             ring=ring,
             running=running,
+            schema_registry=registry,
+            kafka_connect=connectors,
         )
         shown = f"[{place[0]}]" if ":" in place[0] else place[0]
         typer.echo(f"headrace console is on http://{shown}:{place[1]}/ (server {connection.bootstrap})")
@@ -123,7 +137,11 @@ def run_console(
             Server(listener).run(sockets=[bound])
         if ring is not None:
             ring.close()
-        if any(each is not threading.main_thread() and not each.daemon for each in threading.enumerate()):
+        for each in threading.enumerate():
+            if each.name == TAIL_THREAD:
+                each.join(_PATIENCE_SECONDS)
+        alive = [each for each in threading.enumerate() if not each.daemon or each.name == TAIL_THREAD]
+        if alive != [threading.main_thread()]:
             sys.stdout.flush()
             os._exit(0)  # a request computes in a library and cannot be stopped
 
@@ -204,6 +222,15 @@ def _ring(connection: Connection, path: Path | None) -> Ring | None:
         ) from None
     except OSError as error:
         raise CommandError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+def _rest(name: str, url: str | None, secret: str | None) -> Rest | None:
+    from headrace.tablelayer.console.rest import Rest
+
+    try:
+        return None if url is None else Rest(name, url, secret)
+    except ValueError as error:
+        raise CommandError(str(error)) from None
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -340,8 +340,8 @@ def console(
         bool,
         typer.Option(
             "--allow-writes",
-            help="Allow it to create, change and delete topics, produce, write rows, reset groups, and change users "
-            "and rights.",
+            help="Allow it to create, change and delete topics, produce, write rows, reset groups, change users, "
+            "rights, ACLs and quotas, and restart connectors.",
         ),
     ] = False,
     flight_sql: Annotated[
@@ -350,6 +350,27 @@ def console(
             metavar="HOST:PORT",
             help="Also serve Arrow Flight SQL (ADBC, JDBC, ODBC), read-only; port 0 takes a free one.",
         ),
+    ] = None,
+    schema_registry: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Schema registry by which it decodes keys and values, such as http://registry:8081.",
+        ),
+    ] = None,
+    schema_registry_auth_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="File with USER:PASSWORD, or a token, for the schema registry."),
+    ] = None,
+    connect: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Kafka Connect whose connectors it shows, such as http://connect:8083."
+        ),
+    ] = None,
+    connect_auth_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="File with USER:PASSWORD, or a token, for Kafka Connect."),
     ] = None,
     query_seconds: Annotated[
         float,
@@ -365,7 +386,7 @@ def console(
         typer.Option(
             "--history",
             metavar="FILE",
-            help="File that keeps the numbers of plots for a day (9 MB); without it they end with the console.",
+            help="File that keeps the numbers of plots for a day (10 MB); without it they end with the console.",
         ),
     ] = None,
     server: ServerOption = DEFAULT_SERVER,
@@ -378,6 +399,7 @@ def console(
     \b
       headrace console
       headrace console --flight-sql 127.0.0.1:31337
+      headrace console --schema-registry http://registry:8081 --connect http://connect:8083
       headrace --config admin.properties console --listen 0.0.0.0:9380 --basic-auth-file who.txt --allow-writes
     """
     from headrace.tablelayer.cli.console import run_console
@@ -392,6 +414,10 @@ def console(
         flight_sql=flight_sql,
         query_seconds=query_seconds,
         history=history,
+        schema_registry=schema_registry,
+        schema_registry_auth_file=schema_registry_auth_file,
+        kafka_connect=connect,
+        kafka_connect_auth_file=connect_auth_file,
     )
 
 

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import asynccontextmanager
-from decimal import Decimal
-from functools import partial
 from http import HTTPStatus
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -30,14 +29,21 @@ from starlette.routing import Route
 
 from headrace.tablelayer.client import ClientError, Connection, KafkaError, TableError, stopping
 from headrace.tablelayer.console.access import Access
+from headrace.tablelayer.console.cluster import Cluster
+from headrace.tablelayer.console.connectors import Connect
+from headrace.tablelayer.console.decoding import Decoder
+from headrace.tablelayer.console.groups import Groups
 from headrace.tablelayer.console.history import History
+from headrace.tablelayer.console.quotas import Quotas
+from headrace.tablelayer.console.registry import Registry
+from headrace.tablelayer.console.rest import Rest
 from headrace.tablelayer.console.rights import Rights
 from headrace.tablelayer.console.ring import Ring
-from headrace.tablelayer.console.routes import Endpoint, Parameter, RequestError, openapi
+from headrace.tablelayer.console.routes import Endpoint, RequestError, endpoints_of, openapi
 from headrace.tablelayer.console.running import Running
 from headrace.tablelayer.console.tables import Sql, Tables
 from headrace.tablelayer.console.tails import SECONDS_BETWEEN_EVENTS, TAILS_MAX, Tail
-from headrace.tablelayer.console.views import Views
+from headrace.tablelayer.console.topics import Topics
 
 BODY_BYTES_MAX: Final = 4 << 20
 SECURITY_HEADERS: Final = {
@@ -50,31 +56,15 @@ SECURITY_HEADERS: Final = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
-_SCRIPTS: Final = (
-    *("console.js", "parts.js", "records.js", "live.js", "changes.js", "sql.js", "editor.js", "plots.js"),
-    *("vendor/codemirror.js", "vendor/uplot.js"),
-)
-_ASSETS: Final = {
-    "/": ("index.html", "text/html; charset=utf-8"),
-    **{f"/{name}": (name, "text/javascript; charset=utf-8") for name in _SCRIPTS},
-    **{f"/{name}": (name, "text/css; charset=utf-8") for name in ("console.css", "vendor/uplot.css")},
-    "/icon.svg": ("icon.svg", "image/svg+xml"),
+_KINDS: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
 }
+_WITH_SLASHES: Final = re.compile(r"{(group|subject|connector)}")
+"""Parts of paths that may contain a /. Names of topics and tables may not."""
 _PUBLIC: Final = ("/healthz", "/readyz")
-_NAME: Final = {"type": "string"}
-_COUNT: Final = {"type": "integer", "minimum": 1}
-_CONFIGS: Final = {"type": "object", "additionalProperties": _NAME}
-_GRANT: Final = {
-    "type": "object",
-    "properties": {
-        "principal": _NAME,
-        "privileges": {"type": "array", "items": _NAME, "minItems": 1},
-        "on": _NAME,
-        "columns": {"type": "array", "items": _NAME},
-    },
-    "required": ["principal", "privileges", "on"],
-}
-_ROWS: Final = {"type": "array", "items": {"type": "object"}, "minItems": 1}
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -130,252 +120,6 @@ def _error(message: str, status: int, headers: dict[str, str] | None = None) -> 
     return JSONResponse({"error": message}, status, headers)
 
 
-def endpoints(views: Views, tables: Tables, rights: Rights) -> list[Endpoint]:
-    """Return the endpoints of the REST interface."""
-    partition = Parameter("partition", "Only this partition.", int)
-    limit = Parameter("limit", "Maximum number of results.", int, 100)
-    return [
-        Endpoint("GET", "/api/overview", "Rates, sizes and health.", views.overview),
-        Endpoint(
-            "GET",
-            "/api/plots",
-            "Numbers over time: each 5 seconds of the last hour, or each minute of the last day.",
-            views.plots,
-            [
-                Parameter("of", "The kind of thing: cluster, topic, group, broker or lake.", str, "cluster"),
-                Parameter(
-                    "name", "The name of the topic, group, table in the lake, or the broker's id.", str, ""
-                ),
-                Parameter("minutes", "Length of the time up to now, in minutes.", int, 60),
-            ],
-        ),
-        Endpoint("GET", "/api/brokers", "Brokers with their processes and disks.", views.brokers),
-        Endpoint("GET", "/api/brokers/{broker}/configs", "A broker's configurations.", views.broker_configs),
-        Endpoint(
-            "GET",
-            "/api/topics",
-            "Topics, including tables, with sizes and rates.",
-            views.topics,
-            [Parameter("internal", "Include internal topics.", bool, False)],
-        ),
-        Endpoint(
-            "POST",
-            "/api/topics",
-            "Create a topic. Partitions and replicas that are left out are the server's defaults.",
-            views.create,
-            writes=True,
-            body={
-                "type": "object",
-                "properties": {"name": _NAME, "partitions": _COUNT, "replicas": _COUNT, "configs": _CONFIGS},
-                "required": ["name"],
-            },
-        ),
-        Endpoint("GET", "/api/topics/{topic}", "A topic with its partitions.", views.topic),
-        Endpoint(
-            "DELETE",
-            "/api/topics/{topic}",
-            "Delete a topic with its records. The body repeats the name.",
-            views.delete,
-            writes=True,
-            body={"type": "object", "properties": {"name": _NAME}, "required": ["name"]},
-        ),
-        Endpoint(
-            "POST",
-            "/api/topics/{topic}/configs",
-            "Set some configurations of a topic, and reset others to their defaults.",
-            views.alter,
-            writes=True,
-            body={
-                "type": "object",
-                "properties": {"set": _CONFIGS, "reset": {"type": "array", "items": _NAME}},
-            },
-        ),
-        Endpoint(
-            "POST",
-            "/api/topics/{topic}/partitions",
-            "Increase the number of a topic's partitions. Records with a key may go to another one from then on.",
-            views.add_partitions,
-            writes=True,
-            body={"type": "object", "properties": {"count": _COUNT}, "required": ["count"]},
-        ),
-        Endpoint(
-            "GET",
-            "/api/topics/{topic}/configs",
-            "A topic's configurations with their documentation.",
-            views.topic_configs,
-        ),
-        Endpoint(
-            "GET",
-            "/api/topics/{topic}/records",
-            "Matching records: the newest, or from an offset, a time or the beginning on.",
-            views.records,
-            [
-                partition,
-                Parameter("offset", "First offset, in one partition.", int),
-                Parameter("timestamp", "Earliest time, in milliseconds since 1970.", int),
-                Parameter("key", "Only records with exactly this key."),
-                Parameter("contains", "Only records with this text in the value."),
-                Parameter("where", "Only records for which this condition in SQL is true."),
-                limit,
-                Parameter("newest", "Return the newest records.", bool, False),
-            ],
-        ),
-        Endpoint(
-            "GET",
-            "/api/topics/{topic}/tail",
-            "New records as server-sent events, four a second: the newest of each, and how many came.",
-            views.tail,
-            [
-                partition,
-                Parameter("key", "Only records with exactly this key."),
-                Parameter("contains", "Only records with this text in the value."),
-                Parameter("where", "Only records for which this condition in SQL is true."),
-            ],
-            streams=True,
-        ),
-        Endpoint(
-            "POST",
-            "/api/topics/{topic}/records",
-            "Write records with value, key, headers and partition. A text is written as it is, another value as JSON.",
-            views.produce,
-            writes=True,
-            body={"type": "object", "properties": {"records": _ROWS}, "required": ["records"]},
-        ),
-        Endpoint("GET", "/api/tables", "Tables by database.", tables.listed),
-        Endpoint(
-            "GET",
-            "/api/tables/{table}",
-            "A table: columns, keys, options, partitions, rows.",
-            tables.describe,
-        ),
-        Endpoint(
-            "GET",
-            "/api/tables/{table}/rows",
-            "The row of a primary key (a JSON object, or the value of a key of one column), or some rows.",
-            tables.rows,
-            [Parameter("key", "The primary key."), limit],
-        ),
-        Endpoint(
-            "GET",
-            "/api/tables/{table}/changes",
-            "The changes of the row of a primary key, the newest first.",
-            tables.changes,
-            [Parameter("key", "The primary key.")],
-        ),
-        Endpoint(
-            "GET",
-            "/api/tables/{table}/tail",
-            "New changes as server-sent events, four a second: the newest of each, and how many came.",
-            tables.tail,
-            [Parameter("where", "Only changes of rows for which this condition in SQL is true.")],
-            streams=True,
-        ),
-        Endpoint(
-            "GET",
-            "/api/tables/{table}/snapshots",
-            "The buckets of a primary-key table with the snapshots of their state.",
-            tables.snapshots,
-        ),
-        Endpoint(
-            "POST",
-            "/api/tables/{table}/rows",
-            "Upsert rows by primary key; append them to a log table.",
-            tables.write,
-            writes=True,
-            body={"type": "object", "properties": {"rows": _ROWS}, "required": ["rows"]},
-        ),
-        Endpoint(
-            "DELETE",
-            "/api/tables/{table}/rows",
-            "Delete rows by primary key.",
-            tables.delete,
-            writes=True,
-            body={"type": "object", "properties": {"keys": _ROWS}, "required": ["keys"]},
-        ),
-        Endpoint(
-            "POST",
-            "/api/sql",
-            "Run one SELECT, EXPLAIN, SUMMARIZE, SHOW or DESCRIBE. The answer has at most 10,000 rows. Close the "
-            "connection to stop it.",
-            tables.sql,
-            is_query=True,
-            body={"type": "object", "properties": {"query": _NAME}, "required": ["query"]},
-        ),
-        Endpoint(
-            "POST",
-            "/api/sql/plan",
-            "The plan of one SELECT: a tree of operators with name, details and children.",
-            tables.plan,
-            is_query=True,
-            body={"type": "object", "properties": {"query": _NAME}, "required": ["query"]},
-        ),
-        Endpoint("GET", "/api/groups", "Consumer groups with their lag.", views.groups),
-        Endpoint("GET", "/api/groups/{group}", "A group's members and positions.", views.group),
-        Endpoint(
-            "POST",
-            "/api/groups/{group}/reset",
-            "Set the positions of a group without members in a topic.",
-            views.reset,
-            writes=True,
-            body={
-                "type": "object",
-                "properties": {"topic": _NAME, "to": _NAME, "dry_run": {"type": "boolean"}},
-                "required": ["topic", "to"],
-            },
-        ),
-        Endpoint("GET", "/api/users", "Users, and the rights that are granted and denied.", rights.listed),
-        Endpoint(
-            "POST",
-            "/api/users",
-            "Create a user with a password, or change the password.",
-            rights.set_user,
-            writes=True,
-            body={
-                "type": "object",
-                "properties": {"name": _NAME, "password": _NAME},
-                "required": ["name", "password"],
-            },
-        ),
-        Endpoint(
-            "POST",
-            "/api/users/delete",
-            "Delete a user. Its grants stay.",
-            rights.drop_user,
-            writes=True,
-            body={"type": "object", "properties": {"name": _NAME}, "required": ["name"]},
-        ),
-        Endpoint(
-            "POST",
-            "/api/grants",
-            "Grant privileges on a table or a database to a principal.",
-            rights.grant,
-            writes=True,
-            body=_GRANT,
-        ),
-        Endpoint(
-            "POST",
-            "/api/grants/revoke",
-            "Revoke privileges on a table or a database.",
-            rights.revoke,
-            writes=True,
-            body=_GRANT,
-        ),
-        Endpoint(
-            "GET",
-            "/api/lake",
-            "The progress of tiering to the lake, with running rounds and failures.",
-            views.lake,
-        ),
-        Endpoint(
-            "GET",
-            "/api/refused",
-            "Records that tables refused lately, with the reasons.",
-            views.refused,
-            [Parameter("topic", "Only the table of this topic.")],
-        ),
-    ]
-
-
 def make_app(
     connection: Connection,
     sql: Sql,
@@ -387,6 +131,8 @@ def make_app(
     history: History | None = None,
     ring: Ring | None = None,
     running: Running | None = None,
+    schema_registry: Rest | None = None,
+    kafka_connect: Rest | None = None,
 ) -> Asgi:
     """Make the application.
 
@@ -394,8 +140,17 @@ def make_app(
     that the page shows. `history` None: its own. `running` lets the caller end what runs.
     """
     known, running = history or History(lambda: connection, ring), running or Running()
-    views = Views(connection, known)
-    declared = endpoints(views, Tables(connection, sql), Rights(connection))
+    registry, connect = Registry(schema_registry), Connect(kafka_connect)
+    declared = endpoints_of(
+        Cluster(connection, known),
+        Topics(connection, known, Decoder(registry)),
+        Tables(connection, sql),
+        Groups(connection),
+        Rights(connection),
+        Quotas(connection),
+        registry,
+        connect,
+    )
     document = openapi(declared, version)
     tails = threading.Semaphore(TAILS_MAX)
 
@@ -404,11 +159,20 @@ def make_app(
         if history is None:
             known.start()
         yield
+        await running.finish()
         if history is None:
             await run_in_threadpool(known.close)
 
     async def about(_: Request) -> Response:
-        return JSONResponse({"version": version, "server": server, "writes": allow_writes})
+        return JSONResponse(
+            {
+                "version": version,
+                "server": server,
+                "writes": allow_writes,
+                "registry": registry.is_there,
+                "connect": connect.is_there,
+            }
+        )
 
     async def described(_: Request) -> Response:
         return JSONResponse(document)
@@ -429,14 +193,23 @@ def make_app(
         Route("/openapi.json", described),
         Route("/api/about", about),
         *(_route(each, allow_writes, running, tails) for each in declared),
-        *(Route(path, _asset(name, kind)) for path, (name, kind) in _ASSETS.items()),
+        *_assets(),
     ]
     return Guard(Starlette(routes=routes, lifespan=lifespan), access)
 
 
-def _asset(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
-    content = (files("headrace.tablelayer.console") / "assets" / name).read_bytes()
+def _assets() -> list[Route]:
+    """Return the routes of the page, its scripts and styles: the files of the folder by their kinds."""
+    folder = Path(__file__).parent / "assets"
+    files = {
+        "/" if each.name == "index.html" else f"/{each.relative_to(folder)}": each
+        for each in folder.rglob("*")
+        if each.suffix in _KINDS
+    }
+    return [Route(path, _asset(file.read_bytes(), _KINDS[file.suffix])) for path, file in files.items()]
 
+
+def _asset(content: bytes, kind: str) -> Callable[[Request], Awaitable[Response]]:
     async def answer(_: Request) -> Response:
         return Response(content, media_type=kind)
 
@@ -449,9 +222,12 @@ def _route(endpoint: Endpoint, allow_writes: bool, running: Running, tails: thre
             return _error("the console only reads: start it with --allow-writes", 403)
         try:
             arguments = endpoint.arguments(dict(request.query_params))
-            if endpoint.body is not None:
-                arguments["body"] = await _body(request)
-            work = partial(endpoint.handle, **request.path_params, **arguments)
+            content = None if endpoint.body is None else await _body(request)
+
+            def work() -> Any:
+                body = {} if content is None else {"body": endpoint.read(content)}
+                return endpoint.handle(**request.path_params, **arguments, **body)
+
             if endpoint.streams:
                 return await _tail(work, running, tails)
             if endpoint.writes:
@@ -460,8 +236,7 @@ def _route(endpoint: Endpoint, allow_writes: bool, running: Running, tails: thre
         except (RequestError, KafkaError, TableError, ClientError) as error:
             return _error(_sentence(error), _status(error))
 
-    # A group's name may contain a /; names of topics and tables may not.
-    return Route(endpoint.path.replace("{group}", "{group:path}"), answer, methods=[endpoint.method])
+    return Route(_WITH_SLASHES.sub(r"{\1:path}", endpoint.path), answer, methods=[endpoint.method])
 
 
 def _json(value: Any) -> Response:
@@ -474,7 +249,7 @@ def _text(value: Any) -> bytes:
     return text.encode("utf-8", "replace")
 
 
-async def _body(request: Request) -> Any:
+async def _body(request: Request) -> bytes:
     content = bytearray()
     async for piece in request.stream():
         content += piece
@@ -483,10 +258,7 @@ async def _body(request: Request) -> Any:
                 f"the request is too large: at most {BODY_BYTES_MAX} bytes are allowed",
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
             )
-    try:
-        return json.loads(bytes(content), parse_float=Decimal)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"the request is not JSON: {error}") from None
+    return bytes(content)
 
 
 async def _tail(

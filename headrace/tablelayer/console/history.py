@@ -1,7 +1,7 @@
 """Rates, sizes, lags and loads over time: one look every few seconds, kept in a `Ring`.
 
-A look asks for the end offsets of at most TOPICS_MAX topics, and each third one for the lag of at most GROUPS_MAX
-groups and of the lake. A server that does not answer leaves a gap.
+A look asks for the end offsets of at most TOPICS_MAX topics and the load of TABLES_MAX tables, and each third one for
+the lag of at most GROUPS_MAX groups and of the lake. A server that does not answer leaves a gap.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ SECONDS_BETWEEN_LOOKS: Final = 5.0
 TOPICS_MAX: Final = 400
 GROUPS_MAX: Final = 100
 LAKE_MAX: Final = 50
+TABLES_MAX: Final = 50
 _LOOKS_PER_LAGS: Final = 3
 FIELDS: Final[Mapping[str, Sequence[str]]] = {
     "cluster": ("records_per_second", "bytes", "cpu_percent", "memory_bytes"),
     "topic": ("records_per_second", "bytes"),
+    "table": ("lookups_per_second", "rows_per_second"),
     "group": ("lag",),
     "broker": ("cpu_percent", "memory_bytes", "disk_free_bytes"),
     "lake": ("behind_ms",),
@@ -43,7 +45,8 @@ FIELDS: Final[Mapping[str, Sequence[str]]] = {
 
 class Look(msgspec.Struct, frozen=True):
     """The servers' state at one moment. `ends` are by topic and partition, without partitions that have no leader;
-    `sizes` by topic, `cpu_ms` by broker and process, `memory` and `disk_free` by broker.
+    `sizes` by topic, `cpu_ms` by broker and process, `memory` and `disk_free` by broker. `loads` has keys looked up and
+    rows written by broker and table.
 
     `lags` by group and `behind_ms` by table or topic of the lake are empty unless this look asked for them.
     """
@@ -58,6 +61,7 @@ class Look(msgspec.Struct, frozen=True):
     disk_free: Mapping[int, int] = {}
     lags: Mapping[str, int] = {}
     behind_ms: Mapping[str, int] = {}
+    loads: Mapping[tuple[int, str], tuple[int, int]] = {}
 
 
 def look(connection: Connection, at: float, time_ms: int, *, lags: bool = False) -> Look:
@@ -92,6 +96,7 @@ def look(connection: Connection, at: float, time_ms: int, *, lags: bool = False)
         disk_free,
         _lags(connection, ends) if lags else {},
         _behind(connection) if lags else {},
+        _loads(connection),
     )
 
 
@@ -106,6 +111,19 @@ def _lags(connection: Connection, ends: Mapping[str, Mapping[int, int]]) -> dict
         known = [(ends.get(topic, {}).get(p), offset) for (topic, p), offset in positions.items()]
         found[each.group] = sum(max(0, end - offset) for end, offset in known if end is not None)
     return found
+
+
+def _loads(connection: Connection) -> dict[tuple[int, str], tuple[int, int]]:
+    try:
+        loads = connection.admin.table_loads()
+    except (UnsupportedRequest, KafkaError, TableError):
+        return {}
+    tables = set(sorted({each.table for each in loads})[:TABLES_MAX])
+    return {
+        (each.broker_id, each.table): (each.keys_looked_up, each.rows_written)
+        for each in loads
+        if each.table in tables
+    }
 
 
 def _behind(connection: Connection) -> dict[str, int]:
@@ -136,6 +154,12 @@ def values(before: Look, after: Look) -> dict[str, float]:
     for (broker, process), ms in after.cpu_ms.items():
         spent = max(0, ms - before.cpu_ms.get((broker, process), 0))
         used[broker] = used.get(broker, 0.0) + spent / (seconds * 10)
+    lookups: dict[str, float] = {}
+    rows: dict[str, float] = {}
+    for (broker, table), (looked_up, written) in after.loads.items():
+        known = before.loads.get((broker, table), (looked_up, written))
+        lookups[table] = lookups.get(table, 0.0) + max(0, looked_up - known[0]) / seconds
+        rows[table] = rows.get(table, 0.0) + max(0, written - known[1]) / seconds
     found = {
         "cluster//records_per_second": sum(of_topics.values()),
         "cluster//bytes": float(sum(after.sizes.values())),
@@ -145,6 +169,8 @@ def values(before: Look, after: Look) -> dict[str, float]:
     for kind, field, of in (
         ("topic", "records_per_second", of_topics),
         ("topic", "bytes", {topic: after.sizes.get(topic, 0) for topic in of_topics}),
+        ("table", "lookups_per_second", lookups),
+        ("table", "rows_per_second", rows),
         ("group", "lag", after.lags),
         ("lake", "behind_ms", after.behind_ms),
         ("broker", "cpu_percent", used),

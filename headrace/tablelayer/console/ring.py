@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 from numpy.typing import NDArray
 
-SERIES_MAX: Final = 1024
+SERIES_MAX: Final = 1100
 STEPS_SECONDS: Final = (5, 60)
 ROWS: Final = (720, 1440)
 _MAGIC: Final = b"headrace ring 1\n"

@@ -7,15 +7,16 @@ import time
 from collections.abc import Callable, Iterable
 from functools import reduce
 from operator import and_
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.tablelayer.client import Connection, Table, UnsupportedRequest
-from headrace.tablelayer.console.routes import RequestError
+from headrace.tablelayer.console.routes import Body, RequestError, Rows, delete, get, post
 from headrace.tablelayer.console.tails import Tail, follow_table
-from headrace.tablelayer.console.values import json_of, plain, rows_of
+from headrace.tablelayer.console.values import plain, rows_of
 from headrace.tablelayer.model.batches.batch import ChangeType
 from headrace.tablelayer.model.ddl import create_table_sql
 from headrace.tablelayer.model.errors import RowError
@@ -25,12 +26,25 @@ from headrace.tablelayer.model.schema.schema import Column
 from headrace.tablelayer.model.table.definition import StoredTable
 
 ROWS_MAX: Final = 1000
-WRITTEN_MAX: Final = 1000
 CHANGES_MAX: Final = 100
 CHANGES_LOOKED_AT_MAX: Final = 100_000
 """The newest changes of each bucket that are searched for one key."""
 SQL_ROWS_MAX: Final = 10_000
 _EARLIEST: Final = "earliest"
+
+Key = Annotated[str, "The primary key."]
+
+
+class WrittenRows(Body):
+    rows: Rows
+
+
+class Keys(Body):
+    keys: Rows
+
+
+class Statement(Body):
+    query: str
 
 
 class Sql(NamedTuple):
@@ -47,7 +61,9 @@ class Tables:
         self._connection = connection
         self._sql = sql
 
+    @get("/api/tables")
     def listed(self) -> dict[str, Any]:
+        """Tables by database."""
         admin = self._connection.admin
         return {
             "tables": [
@@ -57,7 +73,9 @@ class Tables:
             ]
         }
 
+    @get("/api/tables/{table}")
     def describe(self, table: str) -> dict[str, Any]:
+        """A table: columns, keys, options, partitions, rows."""
         found = self._connection.table(table)
         definition = found.definition
         schema = definition.schema
@@ -90,6 +108,7 @@ class Tables:
                 for name, value in sorted(definition.options.items())
             ],
             "partitions": self._partitions(found),
+            "in_lake": definition.settings.datalake_enabled,
         }
 
     def _partitions(self, table: Table) -> list[dict[str, Any]]:
@@ -104,8 +123,9 @@ class Tables:
             for each in table.partitions()
         ]
 
+    @get("/api/tables/{table}/snapshots")
     def snapshots(self, table: str) -> dict[str, Any]:
-        """Return the buckets of a primary-key table (or a partition by its own name) with their snapshots."""
+        """The buckets of a primary-key table, or a partition by its own name, with the snapshots of their state."""
         try:
             found = self._connection.admin.snapshots(table)
         except UnsupportedRequest:  # the server does not support it
@@ -131,8 +151,14 @@ class Tables:
             ]
         }
 
-    def rows(self, table: str, key: str | None, limit: int) -> dict[str, Any]:
-        """Return some rows, or the one of a key (a JSON object, or a bare value)."""
+    @get("/api/tables/{table}/rows")
+    def rows(
+        self,
+        table: str,
+        key: Annotated[str | None, "The primary key."] = None,
+        limit: Annotated[int, "Maximum number of results."] = 100,
+    ) -> dict[str, Any]:
+        """The row of a primary key (a JSON object, or the value of a key of one column), or some rows."""
         if not 1 <= limit <= ROWS_MAX:
             raise RequestError(f"limit is {limit}: it must be 1 to {ROWS_MAX}")
         found = self._connection.table(table)
@@ -142,8 +168,9 @@ class Tables:
         there, rows = found.lookup(keys)
         return rows_of(rows.filter(pa.array(there)))
 
-    def changes(self, table: str, key: str) -> dict[str, Any]:
-        """Return the changes of a key's row, the newest first, among the newest changes of its bucket."""
+    @get("/api/tables/{table}/changes")
+    def changes(self, table: str, key: Key) -> dict[str, Any]:
+        """The changes of the row of a primary key, the newest first, among the newest changes of its bucket."""
         found = self._connection.table(table)
         definition = found.definition
         keys = self._keys(definition, [key])
@@ -177,28 +204,39 @@ class Tables:
         columns = [{"name": each.name, "type": str(each.type)} for each in definition.schema.columns]
         return {"columns": columns, "changes": changes[::-1]}
 
-    def tail(self, table: str, where: str | None) -> Callable[[Tail], None]:
-        """Return a function that reads new changes into a tail."""
+    @get("/api/tables/{table}/tail", streams=True)
+    def tail(
+        self,
+        table: str,
+        where: Annotated[str | None, "Only changes of rows for which this condition in SQL is true."] = None,
+    ) -> Callable[[Tail], None]:
+        """New changes as server-sent events, four a second: the newest of each, and how many came."""
         return follow_table(self._connection, table, where)
 
-    def write(self, table: str, body: Any) -> dict[str, Any]:
-        """Upsert rows, or append them to a log table."""
+    @post("/api/tables/{table}/rows")
+    def write(self, table: str, body: WrittenRows) -> dict[str, Any]:
+        """Upsert rows by primary key; append them to a log table."""
         found = self._connection.table(table)
-        rows = self._json_rows(body, "rows", found.definition.schema.columns)
+        rows = self._rows(body.rows, found.definition.schema.columns)
         written = found.upsert(rows) if found.definition.is_primary_key_table else found.append(rows)
         del written
         return {"written": rows.num_rows}
 
-    def delete(self, table: str, body: Any) -> dict[str, Any]:
+    @delete("/api/tables/{table}/rows")
+    def remove(self, table: str, body: Keys) -> dict[str, Any]:
+        """Delete rows by primary key."""
         found = self._connection.table(table)
         if not found.definition.is_primary_key_table:
             raise RequestError(f"{table} is a log table: its rows cannot be deleted")
-        keys = self._json_rows(body, "keys", found.definition.schema.key_columns)
+        keys = self._rows(body.keys, found.definition.schema.key_columns)
         found.delete(keys)
         return {"deleted": keys.num_rows}
 
-    def sql(self, body: Any) -> dict[str, Any]:
-        """Run one statement that reads; return at most SQL_ROWS_MAX rows of its answer."""
+    @post("/api/sql", is_query=True)
+    def sql(self, body: Statement) -> dict[str, Any]:
+        """Run one SELECT, EXPLAIN, SUMMARIZE, SHOW or DESCRIBE. The answer has at most 10,000 rows. Close the
+        connection to stop it.
+        """
         text, began = _statement(body), time.monotonic()
         try:
             answer = self._sql.query(self._connection, text)
@@ -208,8 +246,9 @@ class Tables:
             raise RequestError(str(error)) from None
         return {**rows_of(rows), "more": more, "ms": round((time.monotonic() - began) * 1000, 1)}
 
-    def plan(self, body: Any) -> dict[str, Any]:
-        """Return the plan of one SELECT as a tree."""
+    @post("/api/sql/plan", is_query=True)
+    def plan(self, body: Statement) -> dict[str, Any]:
+        """The plan of one SELECT: a tree of operators with name, details and children."""
         try:
             return {"plan": self._sql.plan(self._connection, _statement(body))}
         except ValueError as error:
@@ -222,20 +261,13 @@ class Tables:
         columns = definition.schema.key_columns
         if len(columns) == 1:
             texts = [text if text.lstrip().startswith("{") else _wrapped(columns[0], text) for text in texts]
-        return Tables._rows(texts, columns)
+        return Tables._rows([text.encode("utf-8", "surrogatepass") for text in texts], columns)
 
     @staticmethod
-    def _json_rows(body: Any, name: str, columns: Iterable[Column]) -> pa.Table:
-        rows = body.get(name) if isinstance(body, dict) else None
-        if not isinstance(rows, list) or not 1 <= len(rows) <= WRITTEN_MAX:
-            raise RequestError(f'send {{"{name}": [{{...}}]}} with 1 to {WRITTEN_MAX} objects')
-        return Tables._rows([json_of(each).decode() for each in rows], columns)
-
-    @staticmethod
-    def _rows(texts: list[str], columns: Iterable[Column]) -> pa.Table:
+    def _rows(texts: Iterable[bytes | msgspec.Raw], columns: Iterable[Column]) -> pa.Table:
         try:
             batch = json_to_rows(
-                pa.array([text.encode("utf-8", "surrogatepass") for text in texts], pa.binary()),
+                pa.array([bytes(text) for text in texts], pa.binary()),
                 list(columns),
                 unknown_fields=UnknownFields.FAIL,
             )
@@ -244,11 +276,10 @@ class Tables:
         return pa.Table.from_batches([batch])
 
 
-def _statement(body: Any) -> str:
-    text = body.get("query") if isinstance(body, dict) else None
-    if not isinstance(text, str) or not text.strip():
+def _statement(body: Statement) -> str:
+    if not body.query.strip():
         raise RequestError('send {"query": "SELECT ..."}')
-    return text
+    return body.query
 
 
 def _wrapped(column: Column, text: str) -> str:

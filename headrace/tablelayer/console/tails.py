@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.tablelayer.client import ClientError, Connection, KafkaError, TableError, stopping
 from headrace.tablelayer.console.routes import RequestError
-from headrace.tablelayer.console.values import record_of, rows_of
+from headrace.tablelayer.console.values import Piece, Record, record_of, rows_of
 from headrace.tablelayer.console.wanted import Wanted
 from headrace.tablelayer.model.batches.batch import ChangeType
 
 if TYPE_CHECKING:
     from headrace.tablelayer.client import ScanBatch
 
+TAIL_THREAD: Final = "console-tail"
 TAILS_MAX: Final = 16
 """Live tails at a time. Each has a thread."""
 SECONDS_BETWEEN_EVENTS: Final = 0.25
@@ -42,11 +43,13 @@ class Tail:
         self.failure: Exception | None = None
         self._read = read
         self._lock = threading.Lock()
-        self._newest: deque[dict[str, Any]] = deque(maxlen=ROWS_MAX)
+        self.shown: Callable[[list[Any]], list[dict[str, Any]]] = list
+        """Makes JSON values of rows: of the few alone that an event has."""
+        self._newest: deque[Any] = deque(maxlen=ROWS_MAX)
         self._came = self._matched = self._passed_over = 0
 
     def start(self) -> None:
-        threading.Thread(target=self._run, name="console-tail", daemon=True).start()
+        threading.Thread(target=self._run, name=TAIL_THREAD, daemon=True).start()
 
     def _run(self) -> None:
         try:
@@ -57,7 +60,7 @@ class Tail:
         except (KafkaError, ClientError, TableError, RequestError, ValueError) as error:
             self.failure = error
 
-    def put(self, newest: Sequence[dict[str, Any]], came: int, matched: int, passed_over: int = 0) -> None:
+    def put(self, newest: Sequence[Any], came: int, matched: int, passed_over: int = 0) -> None:
         """Add rows that came. `newest` are the last of those that matched, at most ROWS_MAX."""
         with self._lock:
             self._newest.extend(newest)
@@ -70,21 +73,24 @@ class Tail:
         with self._lock:
             if not self._came and not self._passed_over:
                 return None
-            taken = {
-                "rows": list(self._newest),
-                "came": self._came,
-                "matched": self._matched,
-                "passed_over": self._passed_over,
-            }
+            rows = list(self._newest)
+            counts = {"came": self._came, "matched": self._matched, "passed_over": self._passed_over}
             self._newest.clear()
             self._came = self._matched = self._passed_over = 0
-        return taken
+        return {"rows": self.shown(rows), **counts}
 
 
 def follow_topic(
-    connection: Connection, topic: str, partition: int | None, wanted: Callable[[], Wanted]
+    connection: Connection,
+    topic: str,
+    partition: int | None,
+    wanted: Callable[[], Wanted],
+    decode: Callable[[Sequence[Piece], int], None],
 ) -> Callable[[Tail], None]:
-    """Return a function that reads the wanted records from now on. Raises RequestError, KafkaError."""
+    """Return a function that reads the wanted records from now on. `decode` adds decoded texts of a maximum size.
+
+    Raises RequestError, KafkaError.
+    """
     kafka = connection.kafka
     known = kafka.describe_topic(topic).partitions
     if partition is not None and partition not in known:
@@ -94,7 +100,12 @@ def follow_topic(
         raise RequestError(f"{topic} has no leader now: its brokers are not alive")
     chosen = wanted()
 
+    def shown(records: list[Record]) -> list[dict[str, Any]]:
+        decode([piece for each in records for piece in each.pieces], TEXT_BYTES_MAX)
+        return [each.shown for each in records]
+
     def read(tail: Tail) -> None:
+        tail.shown = shown
         checked = time.monotonic()
         while True:
             began = time.monotonic()

@@ -8,23 +8,23 @@ from __future__ import annotations
 import base64
 import datetime
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import msgspec
 import pyarrow as pa
 
 if TYPE_CHECKING:
     from headrace.protocol.records.decode import RecordColumns
+    from headrace.tablelayer.client import ConfigKind, Connection
 
 _EXACT: Final = 2**53
 TEXT_MAX: Final = 64 << 10
 """Maximum size of a record's key or value, or of a row's value, for a browser."""
-
-
-json_of: Final = msgspec.json.Encoder(decimal_format="number").encode
-"""Encodes a request's values as JSON again. Their numbers are decimals, and keep all their digits."""
+FRAME_BYTES: Final = 5
+"""Size of the front of the wire format: a zero byte, and the number of the schema in four bytes."""
+FRAMED_MAX: Final = 128 << 10
+"""Maximum size of a key or value that is decoded by its schema."""
 
 
 def plain(value: Any) -> Any:
@@ -88,22 +88,57 @@ def text_of(data: bytes | None, bytes_max: int | None = None) -> dict[str, Any] 
     return {"text": text, "encoding": encoding, "size": len(data)}
 
 
-def record_of(
-    partition: int, records: RecordColumns, index: int, bytes_max: int | None = None
-) -> dict[str, Any]:
-    """Return one record of a batch as a JSON value; texts are cut as by `text_of`."""
-    data = records.payload.data
+class Piece(NamedTuple):
+    """A key or a value that begins like one of a schema registry: as it is shown, and its bytes, at most FRAMED_MAX."""
+
+    shown: dict[str, Any]
+    data: bytes
+
+
+class Record(NamedTuple):
+    """A record as a JSON value, its place in the order of time, and its pieces that a schema may decode."""
+
+    place: tuple[int, int, int]
+    shown: dict[str, Any]
+    pieces: Sequence[Piece]
+
+
+def record_of(partition: int, records: RecordColumns, index: int, bytes_max: int | None = None) -> Record:
+    """Return one record of a batch; texts are cut as by `text_of`."""
+    data, pieces = records.payload.data, list[Piece]()
 
     def piece(start: int, length: int) -> dict[str, Any] | None:
-        return text_of(None if length < 0 else bytes(data[start : start + length]), bytes_max)
+        content = None if length < 0 else bytes(data[start : start + length])
+        shown = text_of(content, bytes_max)
+        if shown is not None and content is not None and length > FRAME_BYTES and not content[0]:
+            pieces.append(Piece(shown, content[:FRAMED_MAX]))
+        return shown
 
-    return {
+    offset, timestamp = int(records.offsets[index]), int(records.timestamps[index])
+    shown = {
         "partition": partition,
-        "offset": int(records.offsets[index]),
-        "timestamp_ms": int(records.timestamps[index]),
+        "offset": offset,
+        "timestamp_ms": timestamp,
         "key": piece(int(records.key_start[index]), int(records.key_length[index])),
         "value": piece(int(records.value_start[index]), int(records.value_length[index])),
         "headers": [
             {"name": name, "value": text_of(value, bytes_max)} for name, value in records.headers(index)
         ],
     }
+    return Record((timestamp, partition, offset), shown, pieces)
+
+
+def configs_of(connection: Connection, kind: ConfigKind, name: str) -> list[dict[str, Any]]:
+    """Return the configurations of a topic or a broker."""
+    return [
+        {
+            "name": each.name,
+            "value": None if each.is_sensitive else each.value,
+            "sensitive": each.is_sensitive,
+            "from": each.source,
+            "read_only": each.is_read_only,
+            "default": each.is_default,
+            "documentation": each.documentation,
+        }
+        for each in connection.kafka.configs(kind, name)
+    ]

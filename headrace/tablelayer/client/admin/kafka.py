@@ -81,6 +81,7 @@ from headrace.tablelayer.client.admin.kafka_answers import (
 from headrace.tablelayer.client.admin.moves import elect_preferred_leaders, move_partitions, moving_partitions
 from headrace.tablelayer.client.admin.placement import Placement
 from headrace.tablelayer.client.admin.produce import OutgoingRecord, Producer
+from headrace.tablelayer.client.admin.quotas import ClientQuota, alter_quotas, list_quotas
 from headrace.tablelayer.client.errors import UnsupportedRequest
 from headrace.tablelayer.client.read.group_offsets import commit_offsets, fetch_offsets, find_coordinator
 from headrace.tablelayer.client.read.offsets import EARLIEST, LATEST, list_offsets
@@ -277,6 +278,19 @@ class AsyncKafkaAdmin:
         INVALID_CONFIG, INVALID_REQUEST for one that cannot be changed, UNKNOWN_TOPIC_OR_PARTITION.
         """
         await alter_configs(self._cluster, kind, name, values, delete, validate_only=validate_only)
+
+    async def client_quotas(self) -> list[ClientQuota]:
+        """Return all limits of users, client ids and addresses. KafkaError CLUSTER_AUTHORIZATION_FAILED."""
+        return await list_quotas(self._cluster)
+
+    async def alter_client_quotas(
+        self, entity: Mapping[str, str | None], limits: Mapping[str, float], remove: Sequence[str] = ()
+    ) -> None:
+        """Set limits of an entity, such as {"user": "ann"}, by Kafka's key, and remove others: all or none.
+
+        The name None is the default of a type. KafkaError INVALID_REQUEST, CLUSTER_AUTHORIZATION_FAILED.
+        """
+        await alter_quotas(self._cluster, entity, limits, remove)
 
     async def produce(self, topic: str, records: Sequence[OutgoingRecord]) -> list[tuple[int, int]]:
         """Write records with acks=all, each exactly once, and return (partition, offset) of each.

@@ -29,6 +29,8 @@ class KafkaAdmin(Waiting):
     configs = waits(AsyncKafkaAdmin.configs)
     configured = waits(AsyncKafkaAdmin.configured)
     alter_configs = waits(AsyncKafkaAdmin.alter_configs)
+    client_quotas = waits(AsyncKafkaAdmin.client_quotas)
+    alter_client_quotas = waits(AsyncKafkaAdmin.alter_client_quotas)
     produce = waits(AsyncKafkaAdmin.produce)
     list_groups = waits(AsyncKafkaAdmin.list_groups)
     describe_group = waits(AsyncKafkaAdmin.describe_group)

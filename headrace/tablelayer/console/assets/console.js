@@ -1,14 +1,16 @@
 // The pages of the console, one for each first part of the address behind #.
-import { about, ask, count, counted, failure, field, grid, h, leave, listing, moment, newest, onLeave, part, query, rowsGrid, send, shown, size, span, tabs } from "./parts.js";
+import { about, acting, ask, count, counted, failure, field, grid, h, leave, listing, moment, newest, onLeave, part, query, rowsGrid, send, shown, size, span, tabs } from "./parts.js";
 import { browser, producing } from "./records.js";
 import { changes } from "./changes.js";
 import { sql } from "./sql.js";
 import { plotsOf } from "./plots.js";
+import { users } from "./users.js";
+import { connectors, schemas } from "./outside.js";
 
 const main = document.getElementById("main");
 
 const PAGES = [["", "Overview"], ["topics", "Topics"], ["tables", "Tables"], ["sql", "SQL"], ["groups", "Groups"],
-  ["lake", "Lake"], ["refused", "Refused"], ["brokers", "Brokers"], ["users", "Users"]];
+  ["lake", "Lake"], ["refused", "Refused"], ["brokers", "Brokers"], ["schemas", "Schemas", "registry"], ["connectors", "Connectors", "connect"], ["users", "Users"]];
 
 // -- overview ---------------------------------------------------------------------------------------------
 
@@ -63,15 +65,6 @@ async function topics([name, tab]) {
   await fill();
   return [h("h1", {}, "Topics"), h("form", { onsubmit: (event) => event.preventDefault() },
     field("internal topics", h("input", { type: "checkbox", onchange: (event) => { internal = event.target.checked; fill().catch((error) => list.replaceChildren(failure(error))); } }), "check")), h("section", {}, list), about.writes ? creating() : ""];
-}
-
-// A form whose action says what it did, or what is wrong. `act` returns the text.
-function acting(title, fields, button, act) {
-  const said = h("div", { role: "status" });
-  return h("section", {}, h("h2", {}, title), h("form", { onsubmit: async (event) => {
-    event.preventDefault();
-    try { said.replaceChildren(h("p", { class: "good" }, await act())); } catch (error) { said.replaceChildren(failure(error)); }
-  } }, fields, h("button", { class: "main", type: "submit" }, button)), said);
 }
 
 // Texts NAME=VALUE, one on each line, as an object.
@@ -157,8 +150,7 @@ async function tables([name, tab]) {
 
 async function table(name, tab) {
   const at = `/api/tables/${part(name)}`, found = await ask(at), keyed = found.primary_key.length > 0;
-  const names = [["rows", keyed ? "Rows and changes" : "Rows"], ["columns", "Columns"], ["options", "Options"], ["buckets", "Buckets and partitions"], ["live", "Live changes"]];
-  if (!found.partitions.length) names.push(["plots", "Plots"]);
+  const names = [["rows", keyed ? "Rows and changes" : "Rows"], ["columns", "Columns"], ["options", "Options"], ["buckets", "Buckets and partitions"], ["live", "Live changes"], ["plots", "Plots"]];
   if (about.writes) names.push(["write", "Write"]);
   const head = [h("h1", {}, found.name, " ", h("span", { class: "tag" }, keyed ? "primary key" : "log")), tabs(`#/tables/${part(name)}`, names, tab),
     h("p", { class: "soft" }, `${counted(found.rows, "row")} in ${counted(found.buckets, "bucket")}. `, found.comment || "", " As a topic: ", topicLink(found.name))];
@@ -180,7 +172,9 @@ async function table(name, tab) {
       ["newest (UTC)", (each) => (each.newest ? moment(each.newest.time_ms) : "none yet")], ["of offset", (each) => (each.newest ? count(each.newest.offset) : ""), "number"],
       ["rows in it", (each) => (each.newest ? count(each.newest.rows) : ""), "number"], ["size", (each) => (each.newest ? size(each.newest.bytes) : ""), "number"]], copies, "Snapshots")) : ""];
   }
-  if (tab === "plots") return [...head, plotsOf("topic", found.name, [["Changes a second", "records_per_second", count], TOPIC_PLOTS[1]])];
+  if (tab === "plots") return [...head, plotsOf("table", found.name, [...(keyed ? [["Keys looked up a second", "lookups_per_second", count]] : []), [keyed ? "Keys written a second" : "Rows written a second", "rows_per_second", count],
+    ...(found.partitions.length ? [] : [["Changes in the log a second", "records_per_second", count, false, "topic"], [...TOPIC_PLOTS[1], "topic"]]),
+    ...(found.in_lake ? [["Age of the oldest change that is not in the lake", "behind_ms", span, false, "lake"]] : [])])];
   if (tab === "live") return [...head, changes(at, found, keyed)];
   if (tab === "write" && about.writes) return [...head, writing(at, keyed)];
   return [...head, rows(at, found, keyed)];
@@ -307,56 +301,16 @@ async function brokers([id]) {
     ["disk free", (each) => (each.disk_bytes < 0 ? "–" : `${size(each.disk_free_bytes)} of ${size(each.disk_bytes)}`), "number"]], found, "Brokers", { filter: true }))];
 }
 
-// -- users and rights ---------------------------------------------------------------------------------------
-
-async function users() {
-  const page = h("div", {}), said = h("div", { role: "status" });
-  const fill = async () => {
-    const found = await ask("/api/users");
-    const drop = (name) => h("button", { type: "button", onclick: () => act("/api/users/delete", { name }, `${name} was deleted.`) }, "Delete");
-    const take = (each) => h("button", { type: "button", onclick: () => act("/api/grants/revoke", revocation(each), "The right was revoked.") }, "Revoke");
-    const own = about.writes ? [["change", (each) => drop(each.name)]] : [];
-    const back = about.writes ? [["change", (each) => (revocation(each) ? take(each) : "")]] : [];
-    page.replaceChildren(
-      found.protected ? "" : h("p", { class: "soft" }, "The server has no authorizer: every client that can connect has all rights."),
-      h("section", {}, h("h2", {}, "Users with a password"), grid([["user", (each) => each.name, "code"], ["mechanisms", (each) => each.mechanisms.join(", ")], ...own], found.users, "Users", { empty: "There is no user with a password. Without one, clients authenticate by other mechanisms, or not at all." })),
-      found.protected ? h("section", {}, h("h2", {}, "Rights"), grid([["principal", (each) => each.principal, "code"], ["effect", (each) => h("span", { class: each.denied ? "bad" : "good" }, each.denied ? "denied" : "allowed")],
-        ["privilege", (each) => each.privilege + (each.columns.length ? ` (${each.columns.join(", ")})` : "")], ["on", (each) => each.on, "code"], ["from host", (each) => each.host, "code"], ...back], found.grants, "Rights", { empty: "No right is granted: only super users may do anything." })) : "");
-  };
-  const act = async (path, body, done) => {
-    try { await send(path, body); await fill(); said.replaceChildren(h("p", { class: "good" }, done)); } catch (error) { said.replaceChildren(failure(error)); }
-  };
-  await fill();
-  return [h("h1", {}, "Users and rights"), page, about.writes ? userForms(act) : "", said];
-}
-
-// The request that revokes a right. Only rights on a table or a database, from any host, have one.
-function revocation(each) {
-  const [, kind, on] = /^(table|database) (.+)$/.exec(each.on) || [];
-  return kind && !each.denied && each.host === "*" ? { principal: each.principal, privileges: each.privilege.split(", "), on, columns: each.columns } : null;
-}
-
-function userForms(act) {
-  const name = h("input", { required: true, autocomplete: "off" }), password = h("input", { type: "password", required: true, autocomplete: "new-password" });
-  const who = h("input", { required: true }), what = h("input", { required: true, placeholder: "SELECT, INSERT" }), on = h("input", { required: true, placeholder: "db.table or db" });
-  const list = (text) => text.split(",").map((each) => each.trim()).filter(Boolean);
-  return h("section", {}, h("h2", {}, "Change"),
-    h("form", { onsubmit: (event) => { event.preventDefault(); act("/api/users", { name: name.value, password: password.value }, `${name.value} has a new password.`); password.value = ""; } },
-      field("User", name), field("Password", password), h("button", { class: "main", type: "submit" }, "Add or change")),
-    h("form", { onsubmit: (event) => { event.preventDefault(); act("/api/grants", { principal: who.value, privileges: list(what.value), on: on.value }, "The right was granted."); } },
-      field("Principal", who), field("Privileges", what), field("On", on), h("button", { class: "main", type: "submit" }, "Grant")));
-}
-
 // -- the frame --------------------------------------------------------------------------------------------
 
-const MAKERS = { "": overview, topics, tables, sql, groups, lake, refused, brokers, users };
+const MAKERS = { "": overview, topics, tables, sql, groups, lake, refused, brokers, schemas, connectors, users };
 let turn = 0;
 
 async function show() {
   const own = ++turn;
   leave();
   const [first, ...rest] = location.hash.replace(/^#\/?/, "").split("/").map((each) => { try { return decodeURIComponent(each); } catch { return each; } });
-  document.getElementById("nav").replaceChildren(...PAGES.map(([key, title]) => h("a", { href: `#/${key}`, "aria-current": key === first ? "page" : null }, title)));
+  document.getElementById("nav").replaceChildren(...PAGES.filter(([, , needed]) => !needed || about[needed]).map(([key, title]) => h("a", { href: `#/${key}`, "aria-current": key === first ? "page" : null }, title)));
   document.title = `${[PAGES.find(([key]) => key === first)?.[1] || "?", ...rest].filter(Boolean).join(" – ")} – Headrace`;
   delete main.dataset.shown;
   const late = setTimeout(() => { if (own === turn) main.replaceChildren(h("p", { class: "soft loading", role: "status" }, "Loading …")); }, 200);

@@ -13,7 +13,7 @@ export function h(name, attributes, ...children) {
 }
 
 // The answer of /api/about, filled in before the first page is shown.
-export const about = { writes: false, version: "", server: "" };
+export const about = { writes: false, version: "", server: "", registry: false, connect: false };
 
 let leaving = [];
 // Calls `act` when the page is left.
@@ -140,6 +140,34 @@ export function listing(columns, rows, label, { empty, filter = false, page = 10
   };
   draw();
   return h("div", {}, filter && rows.length > 5 ? h("form", { onsubmit: (event) => event.preventDefault() }, field("Filter", input)) : "", place, pager);
+}
+
+// A form whose action says what it did, or what is wrong. `act` returns the text.
+export function acting(title, fields, button, act) {
+  const said = h("div", { role: "status" });
+  return h("section", {}, h("h2", {}, title), h("form", { onsubmit: async (event) => {
+    event.preventDefault();
+    try { said.replaceChildren(h("p", { class: "good" }, await act())); } catch (error) { said.replaceChildren(failure(error)); }
+  } }, fields, h("button", { class: "main", type: "submit" }, button)), said);
+}
+
+// A list of choices: texts, or pairs of a value and its title.
+export const choice = (options, attributes) => h("select", attributes, options.map((each) => { const [value, title] = [each].flat(); return h("option", { value }, title ?? value); }));
+
+// JSON with line ends. Its numbers keep all their digits, where the browser can do that.
+export function pretty(text) {
+  const exact = (_, value, context) => (typeof value === "number" && context && JSON.rawJSON && String(value) !== context.source ? JSON.rawJSON(context.source) : value);
+  try { return JSON.stringify(JSON.parse(text, exact), null, 2); } catch { return text; }
+}
+
+// Bytes as lines of 16: their place, their numbers, and those that are letters.
+export function hex(bytes) {
+  const lines = [];
+  for (let at = 0; at < bytes.length; at += 16) {
+    const part = [...bytes.slice(at, at + 16)];
+    lines.push(`${at.toString(16).padStart(6, "0")}  ${part.map((each) => each.toString(16).padStart(2, "0")).join(" ").padEnd(47)}  ${part.map((each) => (each > 31 && each < 127 ? String.fromCharCode(each) : ".")).join("")}`);
+  }
+  return lines.join("\n");
 }
 
 // Saves a text as a file of the reader's machine.

@@ -54,7 +54,8 @@ export function chart({ title, x, series, kind = "line", time = false, names = n
   return { element: place, set: (data) => { if (plot) plot.setData(data); }, end };
 }
 
-// Numbers of the past with a choice of the length of time, drawn again while the page is open. `plots`: [title, field, format, binary].
+// Numbers of the past with a choice of the length of time, drawn again while the page is open.
+// `plots`: [title, field, format, binary, kind], where the kind of thing is `of` if it is left out.
 const RANGES = [[15, "15 min"], [60, "1 h"], [1440, "24 h"]];
 let minutes = 60;
 
@@ -73,13 +74,15 @@ export function plotsOf(of, name, plots) {
     clearTimeout(timer);
     const signal = begin();
     try {
-      const found = await ask(`/api/plots${query({ of, name, minutes })}`, { signal });
+      const kinds = [...new Set(plots.map((each) => each[4] ?? of))];
+      const found = new Map(await Promise.all(kinds.map(async (kind) => [kind, await ask(`/api/plots${query({ of: kind, name, minutes })}`, { signal })])));
       if (signal.aborted) return;
-      span = [found.begin_ms / 1000, found.end_ms / 1000];
+      const [first] = found.values();
+      span = [first.begin_ms / 1000, first.end_ms / 1000];
       const gap = minutes > 60 ? 200 : 50;
-      plots.forEach(([, field], index) => {
+      plots.forEach(([, field, , , kind = of], index) => {
         const x = [], values = [];
-        for (const point of found.points) {
+        for (const point of found.get(kind).points) {
           if (point[field] === null) continue;
           const at = point.time_ms / 1000;
           if (x.length && at - x.at(-1) > gap) { x.push(x.at(-1) + 1); values.push(null); } // nothing was known meanwhile

@@ -14,9 +14,12 @@ from headrace.broker.tests.replication.test_replication import create, described
 from headrace.tablelayer.cli.main import app
 from headrace.tablelayer.cli.top import rates
 from headrace.tablelayer.client import connect
+from headrace.tablelayer.console.cluster import Cluster
+from headrace.tablelayer.console.decoding import Decoder
 from headrace.tablelayer.console.history import History, Look, look
 from headrace.tablelayer.console.history import rates as console_rates
-from headrace.tablelayer.console.views import Views
+from headrace.tablelayer.console.registry import Registry
+from headrace.tablelayer.console.topics import Topics
 from headrace.tablelayer.server.extension import TableExtension
 from simulator.cluster import DirectCluster, direct_cluster
 
@@ -87,16 +90,16 @@ def shown_by_commands(run: Callable[..., Result], gone: str, leaders: list[int],
 
 def shown_by_console(cluster: DirectCluster, lost: int) -> None:
     with connect(f"127.0.0.1:{cluster.brokers[1].broker.port}") as connection:
-        views = Views(connection, History(lambda: connection))
+        views = Cluster(connection, History(lambda: connection))
+        topics = Topics(connection, History(lambda: connection), Decoder(Registry(None)))
         assert [each["alive"] for each in views.brokers()["brokers"]] == [True, True, False]
-        assert [(each["leader"], each["in_sync"]) for each in views.topic(TOPIC)["partitions"]][lost] == (
+        assert [(each["leader"], each["in_sync"]) for each in topics.topic(TOPIC)["partitions"]][lost] == (
             None,
             [3],
         )
         assert views.overview()["missing"] == [3]
-        assert [each["offline"] for each in views.topics(internal=False)["topics"]] == [1]
-        everything = dict.fromkeys(("partition", "offset", "timestamp", "key", "contains", "where"))
-        records = views.records(TOPIC, **everything, limit=10, newest=True)
+        assert [each["offline"] for each in topics.topics(internal=False)["topics"]] == [1]
+        records = topics.records(TOPIC, limit=10, newest=True)
         assert (records["records"], records["without_leader"]) == ([], [lost])
         assert set(look(connection, 0.0, 0).ends[TOPIC]) == {0, 1, 2} - {lost}
 

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -23,6 +24,8 @@ from headrace.tablelayer.client import connect
 from headrace.tablelayer.client.admin.produce import OutgoingRecord
 from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.tests.cli.conftest import ROOT, Served
+from headrace.tablelayer.tests.console.outside import KafkaConnect, SchemaRegistry
+from headrace.tablelayer.tests.console.outside import served as served_program
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [
@@ -54,7 +57,16 @@ PAGES = (
     "lake",
     "lake/default.fruit",
     "refused",
+    "tables/default.fruit/plots",
+    "topics/framed",
+    "schemas",
+    "schemas/a%2Fclicks",
+    "connectors",
+    "connectors/files%2Fout",
     "users",
+    "users/rights",
+    "users/acls",
+    "users/quotas",
     "brokers",
     "brokers/0",
     f"topics/{quote(HOSTILE, safe='')}",
@@ -98,8 +110,19 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
         connection.kafka.commit_offsets(HOSTILE, "clicks", {0: 1, 1: 1})
         with pytest.raises(Exception, match="INVALID_RECORD"):
             connection.kafka.produce("default.fruit", [OutgoingRecord(json.dumps({"id": HOSTILE}).encode())])
+        connection.kafka.alter_client_quotas({"user": HOSTILE}, {"producer_byte_rate": 1e6})
+        connection.kafka.create_topic("framed", partitions=1)
+        framed = [b"\0\0\0\0\1\x0e", b"\0\0\0\0\1", b"\0\0\0\0\x09x", b'{"id": 9007199254740993}']
+        connection.kafka.produce("framed", [OutgoingRecord(each, each) for each in framed])
+    programs = ExitStack()
+    registry, connectors = (
+        programs.enter_context(served_program(each())) for each in (SchemaRegistry, KafkaConnect)
+    )
+    schema = {"type": "record", "name": "Click", "doc": HOSTILE, "fields": [{"name": "id", "type": "long"}]}
+    registry.schemas[1] = {"schema": json.dumps(schema), "subject": "a/clicks"}
     words = ["console", "--server", served.address, "--listen", "127.0.0.1:0", "--allow-writes"]
-    words += ["--history", str(folder / "console.ring")]
+    words += ["--history", str(folder / "console.ring"), "--schema-registry", registry.url]
+    words += ["--connect", connectors.url]
     process = subprocess.Popen(
         [sys.executable, "-m", "headrace.tablelayer.cli.main", *words],
         stdout=subprocess.PIPE,
@@ -113,6 +136,7 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
     process.terminate()
     codes = process.wait(60), served.stop()[0]
     process.stdout.close()
+    programs.close()
     assert codes == (0, 0)
 
 
@@ -360,8 +384,8 @@ def test_10_000_records_a_second_do_not_freeze_the_page(browser: Any, console: C
         draws = (page.evaluate("window.draws") - before) / (time.monotonic() - began)
         assert 0.5 < draws <= 4.5, draws
         assert live.locator("tbody > tr").count() <= 130  # the open one, and its headers
-        assert len(live.locator("details[open] pre").inner_text()) > 5000, "the whole record"
-        assert live.locator("pre").count() == 1, "the details of the open record alone"
+        assert len(live.locator("details[open] pre").first.inner_text()) > 5000, "the whole record"
+        assert live.locator("pre").count() == 2, "the value and the key of the open record alone"
         assert watched.violations() == []
         page.get_by_role("button", name="Pause").click(timeout=5000)
         page.wait_for_timeout(600)
@@ -457,4 +481,54 @@ def test_sql_is_completed_paged_drawn_explained_and_remembered(browser: Any, con
     page.get_by_role("button", name="SELECT range AS a").click()
     assert query.inner_text().startswith("SELECT range AS a")
     assert watched.violations() == watched.troubles == []
+    watched.context.close()
+
+
+def test_values_are_decoded_acls_and_quotas_set_and_a_task_restarted(browser: Any, console: Console) -> None:
+    watched = Watched(browser, console, 390, "light")
+    page = watched.page
+    watched.go("topics/framed")
+    records = page.get_by_role("region", name="Records")
+    records.locator("summary", has_text='{"id": 7}').click()
+    records.get_by_text("Value: Avro, schema 1").wait_for()
+    records.get_by_text("Bytes of the value").click()
+    records.get_by_text("000000 00 00 00 00 01 0e").wait_for()
+    records.locator("summary", has_text="not decoded").click()
+    records.get_by_text("Schema 9 not found").last.wait_for()
+    assert watched.violations() == []
+    page.get_by_label("Keys and values as").select_option("bytes")
+    records.locator("summary", has_text="00 00 00 00 01 0e").wait_for()
+    watched.go("users/acls")
+    page.get_by_label("For principal").fill("User:bob")
+    page.get_by_label("What").select_option("DESCRIBE")
+    page.get_by_label("Named").fill("cli")
+    page.get_by_role("combobox", name=re.compile("^As")).select_option("PREFIXED")
+    page.get_by_role("button", name="Create").click()
+    page.get_by_text("The ACL was created.").wait_for()
+    page.get_by_label("Principal", exact=True).fill("User:bob")
+    page.get_by_role("button", name="Show").click()
+    acls = page.get_by_role("region", name="ACLs")
+    page.wait_for_function("document.querySelectorAll('[aria-label=ACLs] tbody tr').length === 1")
+    assert "cli …" in acls.inner_text()
+    acls.get_by_role("button", name="Delete").click()
+    page.get_by_text("No ACL matches").wait_for()
+    watched.go("users/quotas")
+    page.get_by_role("combobox", name=re.compile("^user")).select_option("name")
+    page.get_by_label("Name of the user").fill("bob")
+    page.get_by_label("Limit").select_option("consumer_byte_rate")
+    page.get_by_label("Value").fill("2048.5")
+    page.get_by_role("button", name="Set").click()
+    quotas = page.get_by_role("region", name="Quotas")
+    row = quotas.locator("tbody tr", has_text="bob")
+    row.get_by_text("2,048.5").wait_for()
+    assert watched.violations() == []
+    row.get_by_role("button", name="Remove").click()
+    page.get_by_text("consumer_byte_rate was removed.").wait_for()
+    watched.go("connectors/files%2Fout")
+    tasks = page.get_by_role("region", name="Tasks")
+    tasks.locator("tbody tr").nth(1).get_by_text("failed").wait_for()
+    tasks.get_by_role("button", name="Restart").nth(1).click()
+    page.get_by_text("Task 1 is restarted.").wait_for()
+    tasks.locator("tbody tr").nth(1).get_by_text("running").wait_for()
+    assert watched.troubles == []
     watched.context.close()

@@ -23,15 +23,16 @@ from headrace.tablelayer.cli.main import app
 from headrace.tablelayer.client import Connection, UnsupportedRequest, connect, stopping
 from headrace.tablelayer.client.admin.produce import OutgoingRecord
 from headrace.tablelayer.console.access import Access
-from headrace.tablelayer.console.app import SECURITY_HEADERS, endpoints, make_app
+from headrace.tablelayer.console.app import SECURITY_HEADERS, make_app
+from headrace.tablelayer.console.decoding import Decoder
 from headrace.tablelayer.console.history import History, Look, look, rates
+from headrace.tablelayer.console.registry import Registry
 from headrace.tablelayer.console.rights import Rights
 from headrace.tablelayer.console.ring import FILE_BYTES, SERIES_MAX, Ring
-from headrace.tablelayer.console.routes import openapi
 from headrace.tablelayer.console.tables import Sql, Tables
 from headrace.tablelayer.console.tails import BEHIND_MAX, ROWS_MAX, TEXT_BYTES_MAX, Tail, _catch_up
+from headrace.tablelayer.console.topics import Topics
 from headrace.tablelayer.console.values import plain, text_of
-from headrace.tablelayer.console.views import Views
 from headrace.tablelayer.tests.cli.conftest import ROOT, Served
 
 SQL = Sql(_query, _plan)
@@ -75,8 +76,9 @@ def connection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]
 class Client:
     """A browser without sockets."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, connection: Connection | None = None) -> None:
         self._app = app
+        self.connection = connection
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         async def ask() -> httpx.Response:
@@ -104,7 +106,7 @@ def client_of(connection: Connection, access: Access | None = None, *, writes: b
         server="here",
         history=history,
     )
-    return Client(app)
+    return Client(app, connection)
 
 
 @pytest.fixture
@@ -248,29 +250,6 @@ def test_mistakes_are_said_in_a_sentence(get: Any) -> None:
         assert words in get(path, status, **query)["error"], path
 
 
-def test_only_reading_unless_writes_are_allowed(connection: Connection) -> None:
-    client = client_of(connection)
-    for method, path, body in (
-        ("POST", "/api/topics/clicks/records", {"records": [{"value": "x"}]}),
-        ("POST", "/api/topics", {"name": "bob"}),
-        ("DELETE", "/api/topics/clicks", {"name": "clicks"}),
-        ("POST", "/api/topics/clicks/configs", {"set": {"retention.ms": "1"}}),
-        ("POST", "/api/topics/clicks/partitions", {"count": 9}),
-        ("POST", "/api/tables/default.fruit/rows", {"rows": [{"id": 1}]}),
-        ("DELETE", "/api/tables/default.fruit/rows", {"keys": [{"id": 1}]}),
-        ("POST", "/api/groups/my-app/reset", {"topic": "clicks", "to": "latest"}),
-        ("POST", "/api/users", {"name": "bob", "password": "x"}),
-        ("POST", "/api/users/delete", {"name": "bob"}),
-        ("POST", "/api/grants", {"principal": "bob", "privileges": ["SELECT"], "on": "default.fruit"}),
-        ("POST", "/api/grants/revoke", {"principal": "bob", "privileges": ["SELECT"], "on": "default.fruit"}),
-    ):
-        assert client.request(method, path, json=body).status_code == 403
-    assert "bob" not in [each["name"] for each in client.get("/api/users").json()["users"]]
-    assert connection.kafka.offsets("clicks") == {0: 21, 1: 20}
-    assert connection.table("default.fruit").count() == 20
-    assert set(connection.kafka.describe_group("my-app").positions.values()) == {5, 7}
-
-
 def test_writes(connection: Connection) -> None:
     client = client_of(connection, writes=True)
     connection.kafka.create_topic("written")
@@ -331,14 +310,14 @@ def test_topics_are_created_changed_and_deleted(connection: Connection) -> None:
     assert (len(found.partitions), found.configs) == (3, {"max.message.bytes": "1000"})
     for method, path, body, status, words in (
         ("POST", "/api/topics", made, 400, "exists"),
-        ("POST", "/api/topics", {"name": "x", "partitons": 1}, 400, "no field 'partitons'"),
-        ("POST", "/api/topics", {"name": "x", "partitions": True}, 400, "partitions must be a whole number"),
+        ("POST", "/api/topics", {"name": "x", "partitons": 1}, 400, "unknown field `partitons`"),
+        ("POST", "/api/topics", {"name": "x", "partitions": True}, 400, "Expected `int | null`, got `bool`"),
         ("POST", "/api/topics", {"name": "x", "replicas": 9}, 400, "replica"),
         ("POST", "/api/topics", {"name": "x", "configs": {"no.such": "1"}}, 400, "no.such"),
-        ("POST", "/api/topics/made/configs", {"set": {"retention.ms": 1}}, 400, "set must be an object of texts"),
+        ("POST", "/api/topics/made/configs", {"set": {"retention.ms": 1}}, 400, "Expected `str`, got `int`"),
         ("POST", "/api/topics/made/configs", {}, 400, "or one of both"),
         ("POST", "/api/topics/made/partitions", {"count": 2}, 400, "2"),
-        ("DELETE", "/api/topics/made", {}, 400, "name must be a text"),
+        ("DELETE", "/api/topics/made", {}, 400, "missing required field `name`"),
         ("DELETE", "/api/topics/made", {"name": "mad"}, 400, "to delete this topic"),
         ("DELETE", "/api/topics/default.fruit", {"name": "default.fruit"}, 409, "DROP TABLE"),
         ("DELETE", "/api/topics/none", {"name": "none"}, 404, "none"),
@@ -366,7 +345,7 @@ def test_numbers_of_a_request_keep_their_digits(connection: Connection) -> None:
         headers={"content-type": "application/json"},
     )
     ((record,), _) = connection.kafka.read("exact", {0: 0})
-    assert record.value == f'{{"price":{price}}}'.encode()
+    assert record.value == f'{{"price": {price}}}'.encode()
 
 
 def test_the_state_of_buckets_and_its_snapshots_are_shown(get: Any, connection: Connection) -> None:
@@ -426,10 +405,10 @@ def test_users_and_rights_are_shown_and_changed(connection: Connection) -> None:
     assert client.post("/api/users/delete", json={"name": "ann"}).json() == {"name": "ann"}
     assert "ann" not in [each["name"] for each in client.get("/api/users").json()["users"]]
     for path, body, said in (
-        ("/api/users", {"name": "ann"}, "password must be a text"),
+        ("/api/users", {"name": "ann"}, "missing required field `password`"),
         ("/api/users/delete", {"name": "nobody"}, "nobody"),
         ("/api/grants", {**grant, "privileges": ["FLY"]}, "FLY is not a privilege"),
-        ("/api/grants", {**grant, "privileges": "SELECT"}, "privileges must be a list"),
+        ("/api/grants", {**grant, "privileges": "SELECT"}, "Expected `array`, got `str`"),
         ("/api/grants", {**grant, "on": "default", "columns": ["a"]}, "columns are of a table"),
     ):
         answer = client.post(path, json=body)
@@ -502,7 +481,8 @@ def test_members_of_a_group_have_their_partitions(connection: Connection, get: A
 
 def test_a_tail_shows_what_comes(connection: Connection, get: Any) -> None:
     connection.kafka.create_topic("tailed")
-    views, tables = Views(connection, History(lambda: connection)), Tables(connection, SQL)
+    views = Topics(connection, History(lambda: connection), Decoder(Registry(None)))
+    tables = Tables(connection, SQL)
     value = json.dumps({"n": 7, "long": "x" * 10_000}).encode()
     stops = [stopping.Stop() for _ in range(3)]
     every = Tail(views.tail("tailed", None, None, None, None), stops[0])
@@ -563,6 +543,12 @@ def test_the_command_serves_until_it_is_told_to_stop(connection: Connection, tmp
         assert httpx.get(f"{found.group(1)}/api/topics", timeout=60).status_code == 401
         named = httpx.get(f"{found.group(1)}/api/about", auth=("ann", "secret"), timeout=60).json()
         assert (named["server"], named["writes"]) == (connection.bootstrap, False)
+        # DuckDB's native part prints a line for each of its objects that outlives the process.
+        columns = {"query": "SELECT column_name FROM information_schema.columns"}
+        found_columns = httpx.post(
+            f"{found.group(1)}/api/sql", json=columns, auth=("ann", "secret"), timeout=60
+        )
+        assert found_columns.status_code == 200
     finally:
         process.terminate()
         out, err = process.communicate(timeout=60)
@@ -652,21 +638,6 @@ def test_the_page_has_nothing_from_elsewhere_and_nothing_inline() -> None:
             assert word not in text, (path.name, word)
 
 
-def test_the_document_has_every_endpoint(connection: Connection) -> None:
-    declared = endpoints(
-        Views(connection, History(lambda: connection)), Tables(connection, SQL), Rights(connection)
-    )
-    document = client_of(connection).get("/openapi.json").json()
-    assert document == json.loads(json.dumps(openapi(declared, "1")))
-    found = {(method.upper(), path) for path, each in document["paths"].items() for method in each}
-    assert found == {(each.method, each.path) for each in declared}
-    operations = [one for each in document["paths"].values() for one in each.values()]
-    assert len({each["operationId"] for each in operations}) == len(operations)
-    assert all(each["summary"].endswith(".") for each in operations)
-    for each in declared:
-        assert ("requestBody" in document["paths"][each.path][each.method.lower()]) == (each.body is not None)
-
-
 def test_values_lose_nothing_on_the_way_to_a_browser() -> None:
     assert plain([2**53, 2**53 + 1, -(2**60), True, float("nan"), None, b"\xff"]) == [
         2**53, str(2**53 + 1), str(-(2**60)), True, "nan", None, "/w==",
@@ -684,8 +655,10 @@ def looked(at: float, ends: dict[str, dict[int, int]], cpu_ms: int = 0, **more: 
 
 
 def test_rates_are_of_the_last_two_looks() -> None:
-    before = looked(10.0, {"a": {0: 100}, "b": {0: 50}})
-    after = looked(12.0, {"a": {0: 140}, "b": {0: 10}, "c": {0: 1, 1: 3}}, 500, lags={"g/x": 7})
+    loads = ({(0, "t"): (10, 5), (1, "t"): (9, 9)}, {(0, "t"): (16, 6), (1, "t"): (1, 9), (2, "t"): (7, 7)})
+    before = looked(10.0, {"a": {0: 100}, "b": {0: 50}}, loads=loads[0])
+    ends = {"a": {0: 140}, "b": {0: 10}, "c": {0: 1, 1: 3}}
+    after = looked(12.0, ends, 500, lags={"g/x": 7}, loads=loads[1])
     assert rates(before, after) == {"a": 20.0, "b": 5.0, "c": 2.0}
     history = History(lambda: None)  # type: ignore[arg-type, return-value]
     assert (history.rates(), history.points("cluster", "", 5000, 20_000)) == ({}, [])
@@ -697,6 +670,9 @@ def test_rates_are_of_the_last_two_looks() -> None:
     assert history.points("topic", "a", 5000, 20_000) == [
         {"time_ms": 10_000, "records_per_second": 20.0, "bytes": 5}
     ]
+    assert history.points("table", "t", 5000, 20_000) == [
+        {"time_ms": 10_000, "lookups_per_second": 3.0, "rows_per_second": 0.5}
+    ], "a broker that began anew, and one that is new, count from the next look on"
     assert history.points("group", "g/x", 5000, 20_000) == [{"time_ms": 10_000, "lag": 7.0}]
     assert history.points("broker", "0", 5000, 20_000)[0]["memory_bytes"] == 100
 
