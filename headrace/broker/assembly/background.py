@@ -57,6 +57,7 @@ def start_background_work(
         logs.removals,
     )
     background.keep(retention.run, "retention")
+    background.start(context.replicas.start_resting(), "the start of partitions that rest")
     if cluster.remote is not None:
         _start_remote_log(context, cluster.remote, coordinators, storage.slices)
     cleaner = LogCleaner(

@@ -95,6 +95,7 @@ class Cluster:
             replication=self.replication,
             remove=files.remove_replica,
             needs_recovery=self.logs.needs_recovery,
+            clean_end_offset=self.logs.clean_end_offset,
         )
         self.following = MetadataFollower(store, self.metadata, member, self.replicas, files, broker_id)
         self.brokers = ClusterBrokers(store, self.metadata, member, self.following, files, broker_id)

@@ -63,6 +63,12 @@ class PartitionLogs:
         """Return whether the open of a partition's log scans records. Slow; call it in a thread. Raises OSError."""
         return closed.needs_recovery(self._ports.disk, self._directory.partition_dir(*partition.place))
 
+    def clean_end_offset(self, partition: Partition) -> int | None:
+        """Return the end offset of a partition's log that was closed cleanly; None if its open has to find it. Slow;
+        call it in a thread. Raises OSError.
+        """
+        return closed.clean_end_offset(self._ports.disk, self._directory.partition_dir(*partition.place))
+
     def retention_limits(self, partition: Partition) -> RetentionLimits:
         """Return the limits of the local part of a partition's log."""
         config = self._topic_configs.log_config(partition.topic)

@@ -111,7 +111,7 @@ class MetadataFollower:
             await prepare(entries)
         # In order of names: an extension's topic may depend on one whose name is a prefix of its own.
         for entry in entries:
-            await self._replicas.follow(None, entry, recover=recover)
+            await self._replicas.follow(None, entry, at_start=True, recover=recover)
             self._metadata.put(entry)
         self.install(image)
         self._metadata.is_loaded = True

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("headrace.server")
 
-PARTITIONS_TOGETHER: Final = 256
-"""Number of partitions whose logs are looked at in one task of a thread."""
+PARTITIONS_TOGETHER: Final = 32
+"""Number of partitions that are looked at in one turn of the event loop."""
 
 
 class ClosedLogs:
@@ -49,37 +49,39 @@ class ClosedLogs:
         self._limits = limits
         self._due_ms = due_ms
         self._known: dict[Partition, tuple[RetentionLimits, float]] = {}
+        self._known_before: dict[Partition, tuple[RetentionLimits, float]] = {}
+        """The times of the round before; a partition that does not exist any more is not taken over."""
 
     def begin_round(self) -> None:
-        """Forget partitions that do not exist any more or are open."""
-        self._known = {each: known for each, known in self._known.items() if _is_idle(each)}
+        self._known_before, self._known = self._known, {}
 
     async def due(self, partitions: Sequence[Partition], now_ms: int) -> list[Partition]:
         """Return those of the partitions that retention has to look at: open logs, and closed ones with something
         old.
         """
         idle = [each for each in partitions if _is_idle(each)]
+        due = list(set(partitions).difference(idle))
         if idle:
             loop = asyncio.get_running_loop()
-            self._known.update(await loop.run_in_executor(self._executor, self._read, idle))
-        return [
-            each
-            for each in partitions
-            if not (_is_idle(each) and each in self._known) or self._known[each][1] <= now_ms
-        ]
+            due += await loop.run_in_executor(self._executor, self._due_of, idle, now_ms)
+        return due
 
-    def _read(self, idle: Sequence[Partition]) -> dict[Partition, tuple[RetentionLimits, float]]:
-        found = {}
+    def _due_of(self, idle: Sequence[Partition], now_ms: int) -> list[Partition]:
+        """Return those of the closed logs that have something old."""
+        due = []
         for partition in idle:
             limits = self._limits(partition)
-            known = self._known.get(partition)
+            known = self._known_before.get(partition)
             if known is None or known[0] != limits:
                 try:
-                    found[partition] = limits, self._due_ms(partition, limits)
+                    known = limits, self._due_ms(partition, limits)
                 except OSError as error:  # the open meets it again, and reports it
                     logger.debug("the folder of %r cannot be read: %s", partition, error)
-                    found[partition] = limits, 0.0
-        return found
+                    known = limits, 0.0
+            self._known[partition] = known
+            if known[1] <= now_ms:
+                due.append(partition)
+        return due
 
 
 def _is_idle(partition: Partition) -> bool:
@@ -126,6 +128,7 @@ class Retention:
                 if not partition.closed:  # its topic may have been deleted meanwhile
                     await self._apply(partition)
                 await asyncio.sleep(0)  # let requests in between
+            await asyncio.sleep(0)
 
     async def _apply(self, partition: Partition) -> None:
         try:

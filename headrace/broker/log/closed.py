@@ -10,12 +10,26 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.broker.log.checkpoint import read_clean_marker
+from headrace.broker.log.checkpoint import CHECKPOINT_NAME, read_clean_marker
 from headrace.broker.log.segment import LOG_SUFFIX, SWAP_SUFFIX
 
 if TYPE_CHECKING:
     from headrace.broker.log.retention import RetentionLimits
     from headrace.broker.runtime.ports import Disk
+
+
+def clean_end_offset(disk: Disk, directory: Path) -> int | None:
+    """Return the end offset of a log that was closed cleanly, 0 for one without records; None if its open has to find
+    it. Raises OSError.
+    """
+    marker = read_clean_marker(disk, directory)
+    if marker is None:
+        is_unused = not _has_segments(disk, directory) and disk.size(directory / CHECKPOINT_NAME) is None
+        return 0 if is_unused else None
+    if marker.segments:
+        return marker.segments[-1].end_offset
+    known = marker.checkpoint
+    return max(known.log_start_offset, known.compacted_to, known.tiered_to)
 
 
 def needs_recovery(disk: Disk, directory: Path) -> bool:

@@ -6,6 +6,8 @@ Invariants
   publish n, or fail the partition.
 - Life of the hooks of a partition: `start` -> (`produce` | `produce_at_once` | `wait_published` | `fetch` |
   `high_watermark_candidate` | `truncated`)* -> `close` or `delete`. Nothing is called after `close` or `delete`.
+- Hooks that can rest are served before their `start`, which follows beside the requests: a broker with thousands of
+  idle partitions answers its clients at once.
 """
 
 from __future__ import annotations
@@ -36,8 +38,15 @@ class PartitionHooks(Protocol):
     only.
     """
 
+    def can_rest(self, end_offset: int) -> bool:
+        """Return whether a start would find nothing to replay in a log that was closed cleanly at `end_offset`. It is
+        called in any thread, before `start`. If the result is true, all records are published, and calls other than
+        `start` may come before it.
+        """
+
     async def start(self) -> None:
-        """Replay the log, which is open, and publish the high watermark that results. Nothing is served yet.
+        """Replay the log, which is open, and publish the high watermark that results. Nothing is served yet, unless
+        the hooks rest.
 
         An exception fails the partition, not the broker.
         """

@@ -217,6 +217,10 @@ class Partition:
         """The offset below which the log is on all replicas that must have it: hooks may publish up to it."""
         return self.log.log_end_offset
 
+    def rest_at(self, end_offset: int) -> None:
+        """Publish everything below the end of a log that is not open yet, because its hooks rest."""
+        self.high_watermark = end_offset
+
     def _unflushed(self) -> None:
         self._is_unflushed = True
         self.changes.unflushed(self)

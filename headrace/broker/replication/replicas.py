@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Final
@@ -41,6 +42,7 @@ PARTITIONS_CLOSED_TOGETHER: Final = 8
 
 
 START_AGAIN_SECONDS: Final = 1.0
+RESTING_PAUSE_SECONDS_MAX: Final = 0.05
 
 
 class LocalReplicas:
@@ -58,12 +60,20 @@ class LocalReplicas:
         replication: Replicating | None = None,
         remove: Callable[[TopicImage, int], Awaitable[None]] | None = None,
         needs_recovery: Callable[[Partition], bool] = lambda _: True,
+        clean_end_offset: Callable[[Partition], int | None] = lambda _: None,
     ) -> None:
-        """`replication`: None without other brokers. `remove`: removes the files of a closed replica.
-        `needs_recovery`: tells, in a thread, whether the open of a log scans records; may raise OSError.
+        """Make it, without partitions.
+
+        - replication: None without other brokers
+        - remove: removes the files of a closed replica
+        - needs_recovery: returns whether the open of a log scans records
+        - clean_end_offset: returns the end offset of a log that was closed cleanly, or None
+
+        The last two are called in a thread, and may raise OSError.
         """
         self._remove = remove
         self._needs_recovery = needs_recovery
+        self._clean_end_offset = clean_end_offset
         self.changes = PartitionChanges()
         self._replication = replication
         self._followers: dict[tuple[str, int], Follower] = {}
@@ -76,6 +86,8 @@ class LocalReplicas:
         self._partitions: dict[str, list[Partition]] = {}
         self._later: set[asyncio.Task[None]] = set()
         """Starts of partitions that wait for room."""
+        self._resting: deque[Partition] = deque()
+        """Partitions that are served before the start of their hooks."""
 
     # -- finding ---------------------------------------------------------------------------------------------
 
@@ -111,9 +123,13 @@ class LocalReplicas:
 
     # -- following the image ---------------------------------------------------------------------------------
 
-    async def follow(self, old: TopicEntry | None, new: TopicEntry, *, recover: bool = False) -> None:
-        """Follow the change of a topic. Returns when new partitions exist and those with hooks have started; `recover`
-        opens every log now that was not closed cleanly.
+    async def follow(
+        self, old: TopicEntry | None, new: TopicEntry, *, at_start: bool = False, recover: bool = False
+    ) -> None:
+        """Follow the change of a topic. Returns when new partitions exist and those with hooks have started.
+
+        - at_start: hooks that can rest are not started (`start_resting`)
+        - recover: every log is opened that was not closed cleanly
         """
         image = new.topic
         there = self._partitions.get(image.name, [])
@@ -127,7 +143,9 @@ class LocalReplicas:
                         partition.reconfigure(config)
                         self._reconfigure_follower(partition, config)
             await self._lead(old, new, there)
-        added = await self._make(new, range(len(there), image.partition_count), recover)
+        added = await self._make(
+            new, range(len(there), image.partition_count), at_start=at_start, recover=recover
+        )
         there.extend(added)
         self._partitions[image.name] = there
 
@@ -223,7 +241,7 @@ class LocalReplicas:
                 await partition.close(self._executor)
 
         await asyncio.gather(*(close(partition) for partition in lost))
-        for partition in await self._make(new, gained, recover=False):
+        for partition in await self._make(new, gained):
             there[partition.index] = partition
         for index, state in zip(range(len(there)), new.states(), strict=False):
             if state.leader != self._broker_id:
@@ -283,7 +301,9 @@ class LocalReplicas:
         if follower is not None and follower.is_open:
             follower.log.reconfigure(config)
 
-    async def _make(self, entry: TopicEntry, indexes: Sequence[int], recover: bool) -> list[Partition]:
+    async def _make(
+        self, entry: TopicEntry, indexes: Sequence[int], *, at_start: bool = False, recover: bool = False
+    ) -> list[Partition]:
         limit = asyncio.Semaphore(PARTITIONS_OPENED_TOGETHER)
 
         async def start(partition: Partition) -> None:
@@ -303,19 +323,36 @@ class LocalReplicas:
                     await partition.close()
                     await self._follow_leader(partition, state)
                 some.append(partition)
-            led = [each for each in some if not each.closed and each.failure is None]
-            at_once = [
-                each for each in led if each.hooks is not None or isinstance(each, ReplicatedPartition)
-            ]
-            if recover:
-                others = [each for each in led if each not in at_once]
-                at_once += await asyncio.get_running_loop().run_in_executor(
-                    self._executor, self._to_recover, others
-                )
-            await asyncio.gather(*(start(each) for each in at_once))
+            to_start = await self._to_start(some, at_start=at_start, recover=recover)
+            await asyncio.gather(*(start(each) for each in to_start))
             created += some
             await asyncio.sleep(0)
         return created
+
+    async def _to_start(
+        self, partitions: Sequence[Partition], *, at_start: bool, recover: bool
+    ) -> list[Partition]:
+        """Return the new partitions that are started before they are served. Others rest, or are opened when they are
+        used.
+        """
+        at_once, hooked, plain = list[Partition](), list[Partition](), list[Partition]()
+        for each in partitions:
+            if not each.closed and each.failure is None:
+                is_replicated = isinstance(each, ReplicatedPartition)
+                (at_once if is_replicated else plain if each.hooks is None else hooked).append(each)
+        loop = asyncio.get_running_loop()
+        if recover and plain:
+            at_once += await loop.run_in_executor(self._executor, self._to_recover, plain)
+        if not (at_start and hooked):
+            return at_once + hooked
+        ends = await loop.run_in_executor(self._executor, self._resting_ends, hooked)
+        for each, end_offset in zip(hooked, ends, strict=True):
+            if end_offset is None:
+                at_once.append(each)
+            else:
+                each.rest_at(end_offset)
+                self._resting.append(each)
+        return at_once
 
     def _to_recover(self, partitions: Sequence[Partition]) -> list[Partition]:
         """Return the partitions whose logs were not closed cleanly. Any thread may call it."""
@@ -328,6 +365,40 @@ class LocalReplicas:
                 pass  # the open meets it again, and reports it
             found.append(partition)
         return found
+
+    def _resting_ends(self, partitions: Sequence[Partition]) -> list[int | None]:
+        """Return the log's end offset of each partition whose hooks can rest, None for others. Any thread may call
+        it.
+        """
+        ends = list[int | None]()
+        for partition in partitions:
+            try:
+                end_offset = self._clean_end_offset(partition)
+            except OSError:
+                end_offset = None
+            hooks = partition.hooks
+            can_rest = end_offset is not None and hooks is not None and hooks.can_rest(end_offset)
+            ends.append(end_offset if can_rest else None)
+        return ends
+
+    async def start_resting(self) -> None:
+        """Start the partitions that rest, one after the other. A pause after each one leaves half of the time to
+        requests.
+        """
+        loop = asyncio.get_running_loop()
+        while self._resting:
+            partition = self._resting.popleft()
+            if not partition.closed and partition.failure is None:
+                began = loop.time()
+                try:
+                    partition.log  # noqa: B018 - opened here, where requests may open it too
+                except KafkaError as error:
+                    if is_passing(error):
+                        self._resting.append(partition)
+                        await asyncio.sleep(START_AGAIN_SECONDS)
+                    continue
+                await self._start_hooks(partition)
+                await asyncio.sleep(min(loop.time() - began, RESTING_PAUSE_SECONDS_MAX))
 
     def _partition(self, image: TopicImage, index: int, state: PartitionState) -> Partition:
         return Partition(
@@ -400,6 +471,9 @@ class LocalReplicas:
             if is_passing(error):
                 self._start_later(partition)
             return  # the partition has reported it; the rest of the broker continues
+        await self._start_hooks(partition)
+
+    async def _start_hooks(self, partition: Partition) -> None:
         if partition.hooks is not None:
             try:
                 await partition.hooks.start()

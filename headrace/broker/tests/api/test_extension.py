@@ -60,7 +60,12 @@ class Shouting:
         self.floor: int | None = None
         self.events: list[str] = []
 
+    def can_rest(self, end_offset: int) -> bool:
+        self.events.append(f"asked at {end_offset}")
+        return self.extension.rests
+
     async def start(self) -> None:
+        await self.extension.may_start.wait()
         self.events.append("start")
         if "broken" in self.partition.topic.name:
             raise ValueError("this one cannot start")
@@ -144,6 +149,9 @@ class ShoutExtension:
         self.at_once = False
         self.offered = self.waited = 0
         self.waits = asyncio.Event()
+        self.rests = False
+        self.may_start = asyncio.Event()
+        self.may_start.set()
         self.may_close = asyncio.Event()
         self.may_close.set()
         self.hooks: dict[tuple[str, int], Shouting] = {}
@@ -396,6 +404,30 @@ async def test_the_life_of_hooks(tmp_path) -> None:
     second = ShoutExtension()
     async with direct_broker(tmp_path, extensions=[second]) as broker:
         assert list(second.hooks) == [("kept", 0)]
+        assert second.hooks["kept", 0].events == ["asked at 1", "start"]
+        assert values_of((await broker.fetch("kept")).records) == [(0, b"X")]
+
+
+async def test_hooks_that_rest_are_served_before_they_are_started(tmp_path) -> None:
+    async with direct_broker(tmp_path, extensions=[ShoutExtension()]) as broker:
+        await broker.create_topic("kept", 2, shout="true")
+        await broker.produce("kept", [b"x"])
+    extension = ShoutExtension()
+    extension.rests = True
+    extension.may_start.clear()
+    async with direct_broker(tmp_path, extensions=[extension]) as broker:
+        partitions = broker.context.replicas.partitions("kept")
+        assert [each.high_watermark for each in partitions] == [1, 0]
+        assert values_of((await broker.fetch("kept")).records) == [(0, b"X")]
+        extension.may_start.set()
+        hooks = [extension.hooks["kept", index] for index in (0, 1)]
+        await until(lambda: all("start" in each.events for each in hooks))
+        assert [each.events for each in hooks] == [["asked at 1", "start"], ["asked at 0", "start"]]
+    unclean = ShoutExtension()
+    unclean.rests = True
+    (tmp_path / "kept-0" / "clean-shutdown").unlink()
+    async with direct_broker(tmp_path, extensions=[unclean]) as broker:
+        assert unclean.hooks["kept", 0].events == ["start"]
         assert values_of((await broker.fetch("kept")).records) == [(0, b"X")]
 
 

@@ -42,8 +42,10 @@ def test_retention_is_due_exactly_when_the_opened_log_deletes_something(
     log.delete_records(min(deleted_to, log.log_end_offset))
     log.close()
     world.clock.now_ms += waited * STEP_MS
+    end_offset = closed.clean_end_offset(world.disk, world.directory)
     due_ms = closed.retention_due_ms(world.disk, world.directory, LogConfig(**config).retention)
     opened = world.open(**config)
+    assert end_offset == opened.log_end_offset
     deleted = opened.delete_old_segments(world.clock.now_ms, opened.log_end_offset)
     assert (due_ms <= world.clock.now_ms) == (deleted > 0)
 
@@ -53,6 +55,7 @@ def test_a_log_without_a_folder_or_without_records_never_has_anything_to_do():
     for _ in range(2):
         assert closed.retention_due_ms(world.disk, world.directory, RetentionLimits(0, 0)) == math.inf
         assert not closed.needs_recovery(world.disk, world.directory)
+        assert closed.clean_end_offset(world.disk, world.directory) == 0
         world.disk.make_directory(world.directory)
 
 
@@ -62,6 +65,7 @@ def test_a_log_that_was_not_closed_cleanly_is_due_and_needs_recovery():
     world.append(log)
     assert closed.retention_due_ms(world.disk, world.directory, NO_LIMITS) == 0
     assert closed.needs_recovery(world.disk, world.directory)
+    assert closed.clean_end_offset(world.disk, world.directory) is None
     log.close()
     assert closed.retention_due_ms(world.disk, world.directory, NO_LIMITS) == math.inf
     assert not closed.needs_recovery(world.disk, world.directory)

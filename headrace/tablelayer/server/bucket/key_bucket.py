@@ -430,7 +430,7 @@ class KeyBucket(StoredBucket):
 
     def read_at_once(self, quick: Callable[..., Result | None], *arguments: Any) -> Result | None:
         """Return `quick(store, ...)`, which must not block; None if it may have seen unpublished rows."""
-        if not self.partition.is_end_known:
+        if not self.partition.is_end_known or self._tablet is None:
             return None
         store = self.tablet.kv
         result = quick(store, *arguments)

@@ -49,6 +49,9 @@ class LogBucket(TableBucket):
     counted: Counted | None = None
     """The last result of counting rows, to continue from (`read.log_rows.count_log_rows`)."""
 
+    def can_rest(self, end_offset: int) -> bool:
+        return True
+
     async def start(self) -> None:
         self.partition.publish_high_watermark(self.partition.replicated_offset)
 

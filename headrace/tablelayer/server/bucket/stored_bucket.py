@@ -5,6 +5,9 @@ a follower (`standby`), waits until its log is replicated, and replays the rest.
 answer reads, because it then has all rows that an earlier leader may have shown. The start is a task, since other
 brokers may have to follow first; requests wait for it for a short time.
 
+At the start of the broker a bucket rests if the note of its closed store says that the store has the whole log. It is
+started after the broker serves clients, at the latest by the first request that needs the store.
+
 After a crash the store has the rows below some applied offset; the rest is replayed from the log. Where old segments
 are in remote storage, changes that are not in the store's files stay local, and older changes are read from there. A
 store that is damaged or ahead of its log is rebuilt from a snapshot and the log (`recovery`). A read or write that
@@ -28,7 +31,12 @@ from headrace.tablelayer.server.services import KeptStore, Services, table_of
 from headrace.tablelayer.server.store.copies import copy_store
 from headrace.tablelayer.server.store.errors import DiskFullError, is_damage, is_halted
 from headrace.tablelayer.server.store.kv import checkpoint
-from headrace.tablelayer.server.store.recovery import StoreRecovery, UnrecoverableBucketError, set_aside
+from headrace.tablelayer.server.store.recovery import (
+    StoreRecovery,
+    UnrecoverableBucketError,
+    is_closed_at,
+    set_aside,
+)
 from headrace.tablelayer.server.store.row_ttl import RowTimes
 from headrace.tablelayer.server.store.snapshots import (
     BucketSnapshots,
@@ -68,6 +76,8 @@ class StoredBucket(TableBucket):
         self._advanced = Wakeup()
         self.directory: Path = services.directory / str(partition.topic.topic_id) / str(partition.index)
         self._tablet: Tablet | None = None
+        self._rests = False
+        """Whether the bucket is served, but was not started yet."""
         self._writing = asyncio.Lock()
         self._candidate = 0
         """The offset up to which the log is replicated, so that rows may be stored and published."""
@@ -94,13 +104,30 @@ class StoredBucket(TableBucket):
         """The tablet of an open and started bucket. Raises KafkaError."""
         self.check_open()
         if self._tablet is None:
+            self._end_rest()
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.name} is starting")
         return self._tablet
 
     # -- start ---------------------------------------------------------------------------------------------
 
+    def can_rest(self, end_offset: int) -> bool:
+        self._rests = is_closed_at(self.services.store_disk, self.directory, end_offset)
+        return self._rests
+
+    def _end_rest(self) -> asyncio.Task[None] | None:
+        """Begin the start of a bucket that rests; return the start that is under way, if any."""
+        if self._rests and not self.closed:
+            self._rests = False
+            self._tasks.start(Kind.START, self._start_beside())
+        return self._tasks.under_way(Kind.START)
+
     async def start(self) -> None:
         """Bring the store up to the log. Raises UnrecoverableBucketError."""
+        if (starting := self._end_rest()) is not None:
+            await asyncio.wait([starting])
+            return
+        if self._tablet is not None:
+            return
         if self.partition.is_replicated:
             self._tasks.start(Kind.START, self._start_beside())
             return
@@ -113,9 +140,10 @@ class StoredBucket(TableBucket):
         try:
             async with self._writing:
                 await self._bring_up()
-        except OSError as error:
-            self._restart(error)
         except Exception as error:
+            if isinstance(error, OSError) or disk_errors.is_passing(error):
+                self._restart(error)
+                return
             logger.error("%s cannot start", self.name, exc_info=error)
             self.partition.fail(f"it cannot start: {error}")
 
@@ -131,7 +159,7 @@ class StoredBucket(TableBucket):
 
     async def _started(self) -> Tablet:
         """Return the tablet; wait a short time for a running start. Raises KafkaError(NOT_LEADER_OR_FOLLOWER)."""
-        starting = None if self._tablet is not None else self._tasks.under_way(Kind.START)
+        starting = None if self._tablet is not None else self._end_rest()
         if starting is not None:
             self.check_open()
             await asyncio.wait([starting], timeout=_STARTING_SECONDS)
@@ -412,6 +440,8 @@ class StoredBucket(TableBucket):
         Do nothing if the store is empty, being closed or being rebuilt: it can be built from the log. Raises OSError
         and RocksDB's errors.
         """
+        if (starting := self._end_rest()) is not None:
+            await asyncio.wait([starting])
         tablet, services = self._tablet, self.services
         if tablet is None or not tablet.kv.is_made or self._tasks.under_way(Kind.CHECKPOINT) is not None:
             return

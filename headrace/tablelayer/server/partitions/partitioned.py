@@ -180,6 +180,9 @@ class OrphanBucket:
         self._run = services.run
         self._disk = services.store_disk
 
+    def can_rest(self, end_offset: int) -> bool:
+        return True
+
     async def start(self) -> None:
         """Do nothing."""
 

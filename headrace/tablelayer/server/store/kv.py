@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import sys
 import threading
 from collections import deque
@@ -27,6 +26,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rocksdict import (
     AccessType,
     Checkpoint,
@@ -67,6 +67,22 @@ _STALL_PAUSE_SECONDS_MAX = 0.1
 _STALL_SECONDS_MAX = 60.0  # a replay that stalls for longer has a failing disk
 _SIZE_PROPERTIES = ("rocksdb.live-sst-files-size", "rocksdb.size-all-mem-tables")
 _SNAPSHOT_ATTEMPTS = 16
+
+
+class Note(msgspec.Struct, frozen=True):
+    """The facts about a closed store in its note."""
+
+    applied_offset: int
+    row_count: int
+    size_bytes: int
+
+
+def read_note(disk: Disk, path: Path) -> Note | None:
+    """Return the note of a closed store; None if there is none that can be read."""
+    try:
+        return msgspec.json.decode(disk.read(path / NOTE), type=Note)
+    except (OSError, msgspec.DecodeError):
+        return None
 
 
 class KeyValueStore:
@@ -148,16 +164,13 @@ class KeyValueStore:
 
         The note may be older than the files: the first use compares the two.
         """
-        try:
-            note = json.loads(memory.disk.read(path / NOTE))
-            applied, size = (int(note["applied_offset"]), int(note["row_count"])), int(note["size_bytes"])
-        except (OSError, ValueError, TypeError, KeyError):
+        note = read_note(memory.disk, path)
+        if note is None or note.applied_offset != end_offset:
             return None
-        if applied[0] != end_offset:
-            return None
+        applied = note.applied_offset, note.row_count
         store = cls(None, path, memory, stores)
         store._begin_at(applied)
-        store._noted, store._size_bytes = applied, size
+        store._noted, store._size_bytes = applied, note.size_bytes
         return store
 
     @property
@@ -202,13 +215,9 @@ class KeyValueStore:
     def files_closed(self) -> None:
         if self._noted == self.applied:
             return
-        note = {
-            "applied_offset": self.applied[0],
-            "row_count": self.applied[1],
-            "size_bytes": self._size_bytes,
-        }
+        note = Note(*self.applied, self._size_bytes)
         with contextlib.suppress(OSError):  # the next start opens the store instead
-            self._memory.disk.replace(self.path / NOTE, json.dumps(note).encode(), sync=False)
+            self._memory.disk.replace(self.path / NOTE, msgspec.json.encode(note), sync=False)
             self._noted = self.applied
 
     def get(self, keys: list[bytes]) -> list[bytes | None]:

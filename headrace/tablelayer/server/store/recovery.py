@@ -17,7 +17,7 @@ import msgspec
 
 from headrace.broker.runtime.ports import Disk
 from headrace.tablelayer.server.store.errors import DamagedStoreError, StoreInUseError
-from headrace.tablelayer.server.store.kv import KeyValueStore
+from headrace.tablelayer.server.store.kv import KeyValueStore, read_note
 from headrace.tablelayer.server.store.shared_memory import SharedMemory
 from headrace.tablelayer.server.store.snapshots import BucketSnapshots, DamagedSnapshotError, Snapshot
 
@@ -168,6 +168,16 @@ def _closed(
     if log_end == 0 and not disk.is_directory(directory):
         return KeyValueStore.unmade(directory, memory, stores)
     return KeyValueStore.noted(directory, memory, stores, log_end) if log_end >= log_start else None
+
+
+def is_closed_at(disk: Disk, directory: Path, log_end: int) -> bool:
+    """Return whether a store has the whole log and need not be opened: it was closed at the log's end, or there is
+    none yet. Any thread may call it.
+    """
+    if log_end == 0:
+        return not disk.is_directory(directory)
+    noted = read_note(disk, directory)
+    return noted is not None and noted.applied_offset == log_end
 
 
 def set_aside(disk: Disk, directory: Path) -> Path:

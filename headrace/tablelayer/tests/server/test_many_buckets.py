@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import sys
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headrace.broker.replication.replicas import LocalReplicas
 from headrace.broker.runtime.ports import SystemClock, SystemThreads
 from headrace.tablelayer.model.types.sizes import RowCost
 from headrace.tablelayer.server.limits import Limits
@@ -43,6 +45,57 @@ async def test_buckets_without_rows_have_no_files_and_answer_as_empty_ones(tmp_p
         assert stores_in(tmp_path) == ["0"]
         assert await table.count(0) == 1
         assert await table.count(8) == 0
+
+
+READS: dict[str, Callable[[Table], Awaitable[Any]]] = {
+    "lookup": lambda table: table.lookup({"id": 1}),
+    "state": lambda table: table.state(),
+    "count": lambda table: table.count(),
+    "changelog": lambda table: table.changelog(),
+}
+
+
+@pytest.mark.parametrize("first", [*READS, "write"])
+async def test_a_bucket_that_rests_is_started_by_its_first_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create(COLUMNS)
+        assert (await table.put(("+", {"id": 1, "v": "a"}))).error_code == 0
+        expected = {name: await read(table) for name, read in READS.items()}
+    monkeypatch.setattr(LocalReplicas, "start_resting", lambda _: asyncio.Event().wait())
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.open()
+        assert table.partition.high_watermark == 1
+        assert table.partition.hooks.store is None
+        if first == "write":
+            answer = await table.put(("+", {"id": 2, "v": "b"}))
+            assert (answer.error_code, answer.base_offset) == (0, 1)
+        else:
+            assert await READS[first](table) == expected[first]
+
+
+async def test_a_bucket_that_rests_is_in_a_backup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with tables(tmp_path / "data") as all_tables:
+        table = await all_tables.create(COLUMNS)
+        assert (await table.put(("+", {"id": 1, "v": "a"}))).error_code == 0
+    monkeypatch.setattr(LocalReplicas, "start_resting", lambda _: asyncio.Event().wait())
+    async with tables(tmp_path / "data") as all_tables:
+        table = await all_tables.open()
+        await table.partition.hooks.checkpoint(tmp_path / "copy")
+    assert (tmp_path / "copy" / "CURRENT").exists()
+
+
+async def test_a_bucket_whose_store_is_behind_its_log_does_not_rest(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create(COLUMNS)
+        assert (await table.put(("+", {"id": 1, "v": "a"}))).error_code == 0
+    (note,) = tmp_path.glob("extensions/tables/*/0/closed.json")
+    note.write_text(note.read_text().replace('"applied_offset":1', '"applied_offset":0'))
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.open()
+        assert table.partition.hooks.store is not None
+        assert await table.lookup({"id": 1}) == [{"id": 1, "v": "a"}]
 
 
 async def test_an_idle_bucket_keeps_nothing_that_a_write_has_made(tmp_path: Path) -> None:
