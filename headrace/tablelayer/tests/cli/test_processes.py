@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from headrace.tablelayer.client import Connection, connect
+from headrace.tablelayer.client import ClientConfig, ClientError, Connection, connect
 from headrace.tablelayer.tests.cli.conftest import Served
 from headrace.tablelayer.tests.cli.test_serve import refused
 from simulator.ports import free_ports
@@ -152,3 +154,112 @@ def test_a_process_that_cannot_start_ends_all_with_its_sentence(
     assert err.rstrip().endswith("broker 1 did not start: exit code 1")
     taken.stop()
     assert "mkdir NEW && mv" in refused(*words, "--data", str(tmp_path / "single"))
+
+
+class Load:
+    """A producer of numbers to four partitions, and writes of single rows, until `stop`."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._stop = threading.Event()
+        self.sent = [0] * 4
+        self.failed: list[str] = []
+        self.written: dict[int, int] = {}
+        """The last value of each key that was acknowledged, or may be there."""
+        self.unknown: set[int] = set()
+        self._threads = [threading.Thread(target=work) for work in (self._produce, self._write)]
+        for thread in self._threads:
+            thread.start()
+
+    def _produce(self) -> None:
+        settings = {
+            "bootstrap.servers": self._address,
+            "enable.idempotence": True,
+            "message.timeout.ms": 200_000,
+        }
+        producer = Producer(settings)
+        while not self._stop.is_set():
+            for partition in range(4):
+                value = str(self.sent[partition]).encode()
+                producer.produce("t", value, partition=partition, on_delivery=self._delivered)
+                self.sent[partition] += 1
+            producer.poll(0.002)
+        if left := producer.flush(200):
+            self.failed.append(f"{left} were not answered")
+
+    def _delivered(self, error: object, _: object) -> None:
+        if error is not None:
+            self.failed.append(str(error))
+
+    def _write(self) -> None:
+        config = ClientConfig(delivery_timeout_ms=120_000)
+        with connect(self._address, config) as connection:
+            table, number = connection.table("db.pk"), 0
+            while not self._stop.is_set():
+                number += 1
+                key = number % 50
+                try:
+                    table.upsert([{"k": key, "v": number}])
+                    self.unknown.discard(key)
+                except ClientError:
+                    self.unknown.add(key)
+                self.written[key] = number
+
+    def stop(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [1, 2])
+def test_nothing_acknowledged_is_lost_whatever_is_killed_or_stopped(
+    serve: Callable[..., Served], tmp_path: Path, seed: int
+) -> None:
+    chance, port = random.Random(seed), free_ports(3)
+    address = ",".join(f"127.0.0.1:{port + number}" for number in range(3))
+    words = ("--processes", "3", "--listen", f"127.0.0.1:{port}", "--data", str(tmp_path / "data"))
+    served = serve(*words)
+    with connect(address) as connection:
+        connection.kafka.create_topic("t", partitions=4)
+        connection.execute("CREATE DATABASE db")
+        connection.execute(
+            "CREATE TABLE db.pk (k INT, v BIGINT, PRIMARY KEY (k) NOT ENFORCED) WITH ('bucket.num'='4')"
+        )
+    load = Load(address)
+    for _ in range(8):
+        time.sleep(chance.uniform(1, 4))
+        with connect(address) as connection:
+            broker = chance.choice(list(pids(connection).values()))
+        fault = chance.choice(["kill", "kill", "hang", "supervisor hangs", "supervisor killed"])
+        if fault == "kill":
+            os.kill(broker, signal.SIGKILL)
+        elif fault == "supervisor killed":
+            served.stop(signal.SIGKILL)
+            served = serve(*words)
+        else:
+            stopped = broker if fault == "hang" else served.process.pid
+            os.kill(stopped, signal.SIGSTOP)
+            time.sleep(chance.choice([1, 12]))
+            os.kill(stopped, signal.SIGCONT)
+    load.stop()
+    assert not load.failed
+    consumer = Consumer({"bootstrap.servers": address, "group.id": "all"})
+    consumer.assign([TopicPartition("t", partition, 0) for partition in range(4)])
+    found: list[list[int]] = [[] for _ in range(4)]
+    until = time.monotonic() + 120
+    while [len(each) for each in found] != load.sent:
+        assert time.monotonic() < until, [len(each) for each in found]
+        for each in consumer.consume(1000, 0.5):
+            assert each.error() is None
+            found[each.partition()].append(int(each.value()))
+    consumer.close()
+    assert found == [list(range(count)) for count in load.sent], "each record once, in order"
+    with connect(address) as connection:
+        rows = {row["k"]: row["v"] for row in connection.sql("SELECT k, v FROM db.pk").rows()}
+    assert {key: rows[key] for key in rows if key not in load.unknown} == {
+        key: value for key, value in load.written.items() if key not in load.unknown
+    }
+    code, _, err = served.stop()
+    assert code == 0, err
+    assert "Traceback" not in err, err
