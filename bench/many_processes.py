@@ -38,7 +38,8 @@ ROWS = 200_000
 UPSERTED, LOOKED_UP = 1_000, 100
 """Rows and keys of a request."""
 UPSERT = 3
-UNDER_WAY = 4
+BYTES_UNDER_WAY, UNDER_WAY_MAX = 1_000_000, 64
+"""Requests under way of a connection, one for each partition: enough that no server waits for the load."""
 RATIO_MIN = 1.7
 _TABLE = "default.bench"
 _COLUMNS = (
@@ -83,10 +84,13 @@ def _answers(brokers: int) -> Callable[[int], bool]:
 
 
 def _load(
-    machine: Machine, topic: str, requests: list[Iterable[bytes]], each: int, seconds: float
+    machine: Machine, topic: str, requests: list[Iterable[bytes]], each: int, size: int, seconds: float
 ) -> tuple[float, float, float]:
-    """Return records or rows a second, microseconds of processor time for one, and the cores that the servers had."""
-    done = raw.drive(machine.leaders(topic), requests, UNDER_WAY, seconds)
+    """Return records or rows a second, microseconds of processor time for one, and the cores that the servers had.
+    `size`: bytes of a request, `each`: records or rows in it.
+    """
+    under_way = min(UNDER_WAY_MAX, BYTES_UNDER_WAY // size)
+    done = raw.drive(machine.leaders(topic), requests, under_way, seconds)
     count = done.requests * each
     return count / done.seconds, done.server_cpu_s / count * 1e6, done.server_cpu_s / done.seconds
 
@@ -130,7 +134,7 @@ def measure_one(machine: Machine, seconds: float) -> Figures:
         requests: list[Iterable[bytes]] = [
             raw.again(raw.produce_frame("plain", [number], data, acks=-1)) for number in range(PARTITIONS)
         ]
-        load = _load(machine, "plain", requests, records, seconds)
+        load = _load(machine, "plain", requests, records, len(data), seconds)
         if _written(machine, "plain") == before:
             raise RuntimeError("nothing was produced")
         yield from _figures(f"produce, {what}", "records", load)
@@ -139,12 +143,16 @@ def measure_one(machine: Machine, seconds: float) -> Figures:
     rows = _rows(np.arange(ROWS)).combine_chunks().to_batches()[0]
     parts = split_by_bucket(buckets_of(definition, rows), rows)
     before = _written(machine, _TABLE)
-    load = _load(machine, _TABLE, [_upserts(definition, *part) for part in parts], UPSERTED, seconds)
+    load = _load(
+        machine, _TABLE, [_upserts(definition, *part) for part in parts], UPSERTED, 100 * UPSERTED, seconds
+    )
     written = _written(machine, _TABLE) - before
     if written < 1.9 * load[0] * seconds:  # two rows of the changelog for each
         raise RuntimeError(f"{written} rows of the changelog were written")
     yield from _figures("upsert of existing keys", "rows", load)
-    load = _load(machine, _TABLE, [_lookups(definition, *part) for part in parts], LOOKED_UP, seconds)
+    load = _load(
+        machine, _TABLE, [_lookups(definition, *part) for part in parts], LOOKED_UP, 100 * LOOKED_UP, seconds
+    )
     yield from _figures(f"lookup of {LOOKED_UP} keys", "keys", load)
 
 
