@@ -29,6 +29,7 @@ from headrace.tablelayer.model.lake.offsets import Offsets, PartitionBucket, in_
 from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.spark.builder import table as open_builder
 from headrace.tablelayer.spark.options import server_options
+from headrace.tablelayer.spark.sessions import is_remote
 from headrace.tablelayer.spark.splits import DELETED_COLUMN
 from headrace.tablelayer.spark.types import spark_schema
 from headrace.tablelayer.spark.worker import connection
@@ -52,6 +53,8 @@ def union_read(spark: Any, bootstrap: Bootstrap, table: str, *, warehouse: str |
     """
     if table.endswith(CHANGELOG_SUFFIX):
         return open_builder(spark, table.removesuffix(CHANGELOG_SUFFIX), bootstrap).changelog().to_df()
+    if is_remote(spark):
+        return _by_data_source(spark, bootstrap, table, warehouse)
     name, is_metadata, metadata = table.partition(METADATA_PREFIX)
     if is_metadata and metadata != "snapshots":
         tiered = tiered_table(connection(bootstrap), name, warehouse)
@@ -80,6 +83,16 @@ def union_read(spark: Any, bootstrap: Bootstrap, table: str, *, warehouse: str |
     return merge_tail(lake, tail, definition, changes)
 
 
+def _by_data_source(spark: Any, bootstrap: Bootstrap, table: str, warehouse: str | None) -> Any:
+    """Return the same rows over Spark Connect, whose clients cannot open a lake's catalog in the session."""
+    if warehouse is not None:
+        raise LakeError("over Spark Connect the server names the warehouse: leave it out")
+    if "$" not in table:
+        return open_builder(spark, table, bootstrap).to_df()
+    server = server_options(ConnectionSettings.make(bootstrap))
+    return spark.read.format("headrace").options(**server).load(table)
+
+
 def lake_then_stream(
     spark: Any, bootstrap: Bootstrap, table: str, *, warehouse: str | None = None, **options: str
 ) -> tuple[Any, Any]:
@@ -88,6 +101,11 @@ def lake_then_stream(
     The first is an ordinary DataFrame; the second is a streaming DataFrame of the `headrace` source with its `options`
     (the default `mode` of a PK table is "changelog"). Load the first, then start the second.
     """
+    if is_remote(spark):
+        raise LakeError(
+            'lake_then_stream does not work over Spark Connect: readStream.format("headrace") reads the rows of a log'
+            " table's lake and then its log, and those of a primary-key table's state and then its changes"
+        )
     opened = _open(spark, bootstrap, table, warehouse)
     state = opened.state
     if state.head is None or state.committed is None:

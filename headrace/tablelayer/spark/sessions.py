@@ -23,6 +23,7 @@ import os
 import re
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -140,7 +141,10 @@ def _connected(app: str, remote: str, wanted: Mapping[str, str]) -> Any:
     builder = SparkSession.builder.remote(remote).appName(app)
     for name, value in wanted.items():
         builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+    with warnings.catch_warnings():
+        if remote.startswith("local"):  # its server has them already, and refuses to be given them again
+            warnings.filterwarnings("ignore", "Failed to set spark", UserWarning)
+        spark = builder.getOrCreate()
     if spark.conf.get(_CATALOG, None) is None:
         # A jar that a client adds does not do: the server reads what a writing task returns without it.
         logger.warning(
@@ -148,6 +152,13 @@ def _connected(app: str, remote: str, wanted: Mapping[str, str]) -> Any:
             " `headrace spark conf`"
         )
     return spark
+
+
+def is_remote(spark: Any) -> bool:
+    """Return whether a session is one of Spark Connect, which has no virtual machine in this process."""
+    from pyspark.sql import SparkSession
+
+    return not isinstance(spark, SparkSession)
 
 
 def _builder(app: str, settings: Mapping[str, str]) -> Any:

@@ -15,7 +15,7 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -155,11 +155,33 @@ def rows_of(found: Any) -> list[Row]:
     return sorted((row["id"], row["n"], row["day"]) for row in found.to_pylist())
 
 
-class Doors:
-    """Every door through which a table is read by its name, without Spark: each returns all rows, in order."""
+def by_python_source(
+    address: str, world: World, names: Sequence[str] = ("id", "n", "day"), **options: str
+) -> list[Any]:
+    """Return rows as Spark's batch reader gives them: planned once, each task read by itself from its pickled form."""
+    given = {"bootstrap.servers": address, "table": world.path, **options}
+    reader = HeadraceReader(ReadOptions.parse(given), list(names))
+    parts = [pickle.loads(pickle.dumps(each)) for each in reader.partitions()]
+    reader = cloudpickle.loads(cloudpickle.dumps(reader))
+    rows = (row for each in parts for batch in reader.read(each) for row in batch.to_pylist())
+    return sorted(tuple(row.values()) for row in rows)
 
-    def __init__(self, client: Connection, address: str) -> None:
-        self.client, self.address = client, address
+
+class Doors:
+    """Every door through which a table is read by its name: each returns all rows, in order. Spark's is its source."""
+
+    def __init__(self, client: Connection, address: str, flight: Any) -> None:
+        self.client, self.address, self.flight = client, address, flight
+        self.run = CliRunner(env={"HEADRACE_SERVER": address}).invoke
+        self.console = make_app(
+            client,
+            Sql(_query, _plan),
+            Access(),
+            allow_writes=False,
+            version="1",
+            server="here",
+            history=History(lambda: client),
+        )
 
     def of(self, world: World) -> Iterator[tuple[str, Callable[[], list[Row]]]]:
         table, name = world.table, world.name
@@ -177,6 +199,20 @@ class Doors:
                 self.client.sql(f"SELECT a.* FROM {name} a JOIN {name} b ON a.id = b.id").to_arrow()
             ),
         )
+
+        yield "Flight SQL", lambda: rows_of(self.flight.query(f"SELECT * FROM {name}"))
+        yield "headrace tables head", lambda: self.head(name, every)
+        yield "Spark's source", lambda: by_python_source(self.address, world)
+
+    def head(self, name: str, count: int) -> list[Row]:
+        done = self.run(app, ["tables", "head", name, "-n", str(count), "-o", "json"])
+        return sorted((row["id"], row["n"], row["day"]) for row in map(json.loads, done.stdout.splitlines()))
+
+    async def asked(self, path: str) -> Any:
+        """Return an answer of the console."""
+        transport = httpx.ASGITransport(self.console)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:9380") as browser:
+            return (await browser.get(path, timeout=60)).json()
 
     @staticmethod
     def scanned(table: Any) -> list[Row]:
@@ -209,6 +245,8 @@ class Doors:
             assert read() == expected, name
         table, some = world.table, [row for row in expected if row[1] is not None and row[1] >= 4]
         assert table.count() == len(expected)
+        assert self.run(app, ["tables", "count", world.name]).stdout.split() == [str(len(expected))]
+        assert asyncio.run(self.asked(f"/api/tables/{world.path}"))["rows"] == len(expected)
         assert table.count("n >= 4") == len(some)
         assert rows_of(table.to_arrow(filter="n >= 4")) == some
         without = [row for row in expected if row[1] is None]  # files are not skipped by this
@@ -266,8 +304,16 @@ def client(address: str) -> Iterator[Connection]:
 
 
 @pytest.fixture(scope="module")
-def doors(client: Connection, address: str) -> Doors:
-    return Doors(client, address)
+def doors(client: Connection, address: str) -> Iterator[Doors]:
+    from headrace.tablelayer.tests.flight.test_flight_sql import Client
+
+    served = FlightSql(client, Access(), "127.0.0.1", 0, "1")
+    flight = Client(served.port)
+    try:
+        yield Doors(client, address, flight)
+    finally:
+        flight.flight.close()
+        assert served.close(20)
 
 
 @pytest.mark.timeout(3600)
@@ -350,37 +396,13 @@ def test_a_partly_expired_log_gives_no_row_twice(
     doors.check(world)
 
 
-def test_the_other_programs_have_all_rows_too(
-    server: CuttingBroker, client: Connection, address: str
-) -> None:
+def test_the_console_shows_all_rows(server: CuttingBroker, client: Connection, doors: Doors) -> None:
     world = World(server, client)
     world.append(30)
     world.tier()
     world.expire()
     world.append(5)
-    count, run = len(world.rows), CliRunner(env={"HEADRACE_SERVER": address}).invoke
-    assert run(app, ["tables", "count", world.name]).stdout.split() == [str(count)]
-    head = run(app, ["tables", "head", world.name, "-n", "50", "-o", "json"]).stdout.splitlines()
-    assert sorted(json.loads(line)["id"] for line in head) == [row[0] for row in sorted(world.rows)]
-
-    console = make_app(
-        client,
-        Sql(_query, _plan),
-        Access(),
-        allow_writes=False,
-        version="1",
-        server="here",
-        history=History(lambda: client),
-    )
-
-    async def ask(path: str) -> Any:
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(console), base_url="http://127.0.0.1:9380"
-        ) as browser:
-            return (await browser.get(path, timeout=60)).json()
-
-    assert asyncio.run(ask(f"/api/tables/{world.path}"))["rows"] == count
-    rows = asyncio.run(ask(f"/api/tables/{world.path}/rows?limit=50"))["rows"]
+    rows = asyncio.run(doors.asked(f"/api/tables/{world.path}/rows?limit=50"))["rows"]
     assert sorted(int(row[0]) for row in rows) == [row[0] for row in sorted(world.rows)]
 
 
@@ -468,23 +490,6 @@ def test_a_log_that_is_cut_during_a_read_is_planned_again(server: CuttingBroker,
         world.table.count()
 
 
-def test_flight_sql_has_all_rows(server: CuttingBroker, client: Connection) -> None:
-    from headrace.tablelayer.tests.flight.test_flight_sql import Client
-
-    world = World(server, client)
-    world.append(30)
-    world.tier()
-    world.expire()
-    world.append(5)
-    server = FlightSql(client, Access(), "127.0.0.1", 0, "1")
-    flight = Client(server.port)
-    try:
-        assert rows_of(flight.query(f"SELECT * FROM {world.name}")) == sorted(world.rows)
-    finally:
-        flight.flight.close()
-        assert server.close(20)
-
-
 def test_a_client_without_the_lakes_packages_refuses_with_what_to_install(
     server: CuttingBroker, client: Connection, address: str
 ) -> None:
@@ -510,15 +515,6 @@ def test_a_client_without_the_lakes_packages_refuses_with_what_to_install(
         world.table.count()
 
 
-def by_python_source(server: CuttingBroker, world: World, names: list[str], **options: str) -> list[Any]:
-    """Return rows as Spark's batch reader gives them: planned once, each task read by itself from its pickled form."""
-    given = {"bootstrap.servers": server.address, "table": world.path, **options}
-    reader = HeadraceReader(ReadOptions.parse(given), names)
-    parts = [pickle.loads(pickle.dumps(each)) for each in reader.partitions()]
-    reader = cloudpickle.loads(cloudpickle.dumps(reader))
-    return [row for each in parts for batch in reader.read(each) for row in batch.to_pylist()]
-
-
 @pytest.mark.parametrize(("partitioned", "keyed"), [(False, False), (True, False), (True, True)])
 def test_sparks_batches_have_all_rows(
     server: CuttingBroker, client: Connection, partitioned: bool, keyed: bool
@@ -536,18 +532,16 @@ def test_sparks_batches_have_all_rows(
     if keyed:
         world.change(random.Random(SEED))
     every = sorted(world.rows)
-    names = ["id", "n", "day"]
 
     def read(**options: str) -> list[Row]:
-        return sorted(tuple(row.values()) for row in by_python_source(server, world, names, **options))
+        return by_python_source(server.address, world, **options)
 
     assert read() == read(minPartitions="4") == every
     assert read(where=json.dumps([">=", "n", 4])) == [
         row for row in every if row[1] is not None and row[1] >= 4
     ]
     assert read(where=json.dumps(["=", "day", "b"])) == [row for row in every if row[2] == "b"]
-    days = by_python_source(server, world, ["day"])
-    assert sorted(each["day"] for each in days) == sorted(row[2] for row in every)
+    assert by_python_source(server.address, world, ["day"]) == sorted((row[2],) for row in every)
     assert 0 < len(read(limit="2")) <= len(every)
     at = world.table.partition_offsets("latest") if partitioned else world.table.offsets("latest")
     pinned = {"endingOffsets": json.dumps(at), "ofNow": "true"}
