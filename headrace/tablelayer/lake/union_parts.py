@@ -42,9 +42,12 @@ class UnionPart(InputPartition):
 
 @dataclass(frozen=True, slots=True)
 class UnionParts:
-    """The tasks of the lake's half, and the log's half, from `log_starts` to `log_ends` by part and bucket."""
+    """The tasks of the lake's half, at a `snapshot`, and the log's half, from `log_starts` to `log_ends` by part and
+    bucket.
+    """
 
     parts: list[UnionPart]
+    snapshot: int | None
     log_starts: Mapping[str, Mapping[int, int]]
     log_ends: Mapping[str, Mapping[int, int]]
 
@@ -70,7 +73,7 @@ def union_parts(
     ]
     if read.definition.is_primary_key_table:
         parts.append(UnionPart(pinned, None, 0))
-    return UnionParts(parts, scan.log_starts, scan.log_ends)
+    return UnionParts(parts, scan.snapshot, scan.log_starts, scan.log_ends)
 
 
 def _grouped(pieces: Sequence[Piece], least: int) -> Iterator[list[Piece]]:

@@ -40,6 +40,8 @@ class HeadraceReader(DataSourceReader):
             )
         self.read_plan = plan_read(options, definition, names)
         self.options = options
+        self.snapshot: int | None = None
+        """The lake's snapshot of a read of lake and log."""
 
     def partitions(self) -> list[InputPartition]:
         definition = self.read_plan.definition
@@ -101,13 +103,14 @@ class HeadraceReader(DataSourceReader):
         if place != "latest":
             is_whole = not table.definition.is_partitioned
             ends = {"": resolve(table, place)} if is_whole else resolve_partitions(table, place, existing)
-        return parts_of_both(
+        parts, self.snapshot = parts_of_both(
             self.options,
             self.read_plan,
             partitions_needed(table.definition, existing, self.options.predicate),
             ends,
             expired=ends is None or self.options.of_now,
         )
+        return parts
 
     @property
     def _of_state(self) -> bool:

@@ -118,8 +118,8 @@ def parts_of_both(
     ends: Mapping[str, Mapping[int, int]] | None,
     *,
     expired: bool,
-) -> list[InputPartition]:
-    """Return tasks for the lake's rows, and splits of the log from where they end.
+) -> tuple[list[InputPartition], int | None]:
+    """Return tasks for the lake's rows, and splits of the log from where they end; and the lake's snapshot.
 
     `ends` are offsets by partition ("" without partitions) and bucket; None: the present ends. `partitions` are those
     whose log is read. `expired`: the lake's rows of partitions that the server does not have belong to it.
@@ -127,7 +127,7 @@ def parts_of_both(
     both = plugins.union_parts(options, read, ends, expired)
     found: list[InputPartition] = list(both.parts)
     if read.definition.is_primary_key_table:
-        return found
+        return found, both.snapshot
     known = {each.name: each for each in partitions}
     for name, starts in both.log_starts.items():
         if not read.definition.is_partitioned or name in known:
@@ -135,7 +135,7 @@ def parts_of_both(
                 starts, both.log_ends[name], min_count=options.min_partitions, max_rows=options.max_records
             )
             found += [SplitPartition(replace(split, partition=known.get(name))) for split in splits]
-    return found
+    return found, both.snapshot
 
 
 def _check_buckets(path: Any, offsets: Offsets, count: int) -> None:

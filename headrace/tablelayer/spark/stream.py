@@ -278,7 +278,8 @@ class HeadraceStreamReader(DataSourceStreamReader):
         """Return the tasks for all rows up to these ends, of lake and log; None if the server has all of them."""
         if self.options.scan_mode == "log" or not table.reads_lake():
             return None
-        return parts_of_both(self.options, self.read_plan, partitions, ends, expired=expired)
+        parts, _ = parts_of_both(self.options, self.read_plan, partitions, ends, expired=expired)
+        return parts
 
     # -- splits ----------------------------------------------------------------------------------------------
 

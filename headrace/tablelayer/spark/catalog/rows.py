@@ -57,20 +57,20 @@ def plan(request: Request) -> dict[str, Any]:
         rows = _rows(reader, splits)
         widths = reader.read_plan.arrow_schema()
         answer |= {"rows": rows, "bytes": rows * sum(_width(field.type) for field in widths)}
-        answer["halves"] = _halves(splits)
+        answer["halves"] = _halves(reader.snapshot, splits)
     return answer
 
 
-def _halves(splits: Sequence[Any]) -> str | None:
+def _halves(snapshot: int | None, splits: Sequence[Any]) -> str | None:
     """Return a description of the halves of a read of lake and log; None if it reads the server alone."""
-    parts = [each for each in splits if not isinstance(each, SplitPartition)]
-    if not parts:
+    if snapshot is None:
         return None
+    parts = [each for each in splits if not isinstance(each, SplitPartition)]
     files = sum(len(each.pieces or ()) for each in parts)
     log = [each.split for each in splits if isinstance(each, SplitPartition)]
     offsets = sum(each.end_offset - each.start_offset for each in log)
     changed = "changed rows" if any(each.pieces is None for each in parts) else f"{offsets} offsets"
-    return f"lake {files} files of snapshot {parts[0].pinned.state.head}, log {changed}"
+    return f"lake {files} files of snapshot {snapshot}, log {changed}"
 
 
 def _as_of(request: Request, given: dict[str, str]) -> dict[str, str]:

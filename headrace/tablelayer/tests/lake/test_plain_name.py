@@ -42,6 +42,7 @@ from headrace.tablelayer.model.lake.offsets import PartitionBucket
 from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.spark.batch import HeadraceReader
 from headrace.tablelayer.spark.builder import table as open_builder
+from headrace.tablelayer.spark.catalog.rows import plan
 from headrace.tablelayer.spark.options import ReadOptions
 from headrace.tablelayer.spark.sessions import activate
 from headrace.tablelayer.spark.stream import stream_reader
@@ -565,6 +566,11 @@ def test_a_file_of_the_lake_is_read_by_one_task(server: CuttingBroker, client: C
     assert len(parts) == 3
     assert len(files) == len(set(files)) == 3
     assert sum(each.row_count for each in parts) == 30
+    place = {"options": {"bootstrap.servers": server.address}, "database": "default", "table": world.name}
+    asked = {**place, "columns": ["id"], "limit": None, "as_of_ms": None, "version": None}
+    for predicate, count in ((None, 3), ('[">", "id", 1000]', 0)):
+        shown = plan({**asked, "predicate": predicate})["halves"]
+        assert re.fullmatch(rf"lake {count} files of snapshot \d+, log 0 offsets", shown)
 
 
 class Query:
