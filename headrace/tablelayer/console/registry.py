@@ -100,9 +100,12 @@ class Registry:
     @get("/api/schemas")
     def subjects(self) -> dict[str, Any]:
         """The schema registry: its subjects, and the compatibility that holds for those without their own."""
+        subjects = self._asked.get("subjects")
+        if not isinstance(subjects, list):
+            raise RequestError("the schema registry lists no subjects", HTTPStatus.BAD_GATEWAY)
         return {
             "url": self._asked.url,
-            "subjects": self._asked.get("subjects"),
+            "subjects": sorted(map(str, subjects)),
             "compatibility": self._level(),
         }
 

@@ -21,7 +21,9 @@ RESOLVE_TIMEOUT_S: Final = 600
 """Timeout, generous for 57 MB over a slow line; a resolver that is stopped leaves nothing behind."""
 
 Coordinates = tuple[str, str, str] | tuple[str, str, str, str]
-"""Organisation, artifact and revision or range of revisions; optionally the classifier of another jar, as `test`."""
+"""Organisation, artifact and revision or range of revisions; optionally the classifier of another jar, as `test`, or
+that of another file with its ending, as `all.tar.gz`.
+"""
 
 
 def jars_folder() -> Path | None:
@@ -102,4 +104,7 @@ def _dependency(organisation: str, name: str, revision: str, classifier: str = "
     )
     if not classifier:
         return f"{start}/>"
-    return f'{start}><artifact name={quoteattr(name)} type="jar" m:classifier={quoteattr(classifier)}/></dependency>'
+    classifier, _, kind = classifier.partition(".")
+    kind = quoteattr(kind or "jar")
+    file = f"name={quoteattr(name)} type={kind} ext={kind} m:classifier={quoteattr(classifier)}"
+    return f"{start}><artifact {file}/></dependency>"
