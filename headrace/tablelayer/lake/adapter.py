@@ -95,8 +95,9 @@ class LakeTable(Protocol):
     def write(self, base: LakeState, changes: Any, offsets: Offsets, epoch: int) -> int:
         """Write a round and its `offsets` on top of `base`, invisible to readers; return the new snapshot's id.
 
-        `changes` is a DataFrame; for a PK table it has the last change of each key and a column `_deleted`. A round may
-        be written in several pieces with the same epoch, each on top of the previous one.
+        `changes` is a DataFrame; for a PK table it has the last change of each key and a column `_deleted`. If it has
+        the system columns, a lake table that is made now gets them; one that exists keeps the columns that it has. A
+        round may be written in several pieces with the same epoch, each on top of the previous one.
 
         For a partitioned table, a round has rows only of the partitions whose offsets differ from those of `base`.
         Partitions in `replaced_partitions(base, offsets)` may have old rows in the lake, from a partition of the same
@@ -120,8 +121,11 @@ class LakeTable(Protocol):
         commit of another writer takes precedence.
         """
 
-    def read(self, snapshot: int | None = None) -> Any:
-        """Return a DataFrame of the table at a snapshot (None: now), with the table's own types."""
+    def read(self, snapshot: int | None = None, *, system_columns: bool = False) -> Any:
+        """Return a DataFrame of the table at a snapshot (None: now), with the table's own types.
+
+        `system_columns`: they come last, if the lake table has them.
+        """
 
     def snapshots(self) -> Any:
         """Return a DataFrame with a row for each remaining snapshot, oldest first.

@@ -14,6 +14,7 @@ from headrace.tablelayer.client.security.settings import Bootstrap, ConnectionSe
 from headrace.tablelayer.model.lake.offsets import Offsets, PartitionBucket, in_order
 from headrace.tablelayer.model.options.table_options import ChangelogImage
 from headrace.tablelayer.model.table.definition import StoredTable
+from headrace.tablelayer.model.table.lake_shape import has_system_columns
 from headrace.tablelayer.model.table.partitions import Partition
 from headrace.tablelayer.spark.frames import frame_schema, splits_frame
 from headrace.tablelayer.spark.splits import (
@@ -25,6 +26,7 @@ from headrace.tablelayer.spark.splits import (
     read_split,
     state_splits,
 )
+from headrace.tablelayer.spark.types import SYSTEM_FIELDS
 
 LOCAL_ROWS_MAX, LOCAL_BYTES_MAX = 250_000, 16 << 20
 """Limits of the changes that the driver holds and sends to each task of a join.
@@ -59,7 +61,11 @@ class ChangeSource(Protocol):
 class TableChanges:
     """`ChangeSource` over the table client."""
 
-    def __init__(self, connection: Any, bootstrap: Bootstrap, definition: StoredTable) -> None:
+    def __init__(
+        self, connection: Any, bootstrap: Bootstrap, definition: StoredTable, *, system_columns: bool = False
+    ) -> None:
+        """`system_columns`: give rows the columns that only their lake table has, unless it cannot have them."""
+        self._added = tuple(SYSTEM_FIELDS) if system_columns and has_system_columns(definition) else ()
         self._table = connection.table(str(definition.path))
         self._bootstrap = ConnectionSettings.make(bootstrap)
         self._definition = definition
@@ -101,7 +107,8 @@ class TableChanges:
         wal = definition.settings.changelog_image is ChangelogImage.WAL
         if wal and not any(offset for place, offset in self.earliest().items() if place in end):
             return None
-        read = TableRead(self._bootstrap, definition, definition.schema.columns, "current")
+        columns = definition.schema.columns
+        read = TableRead(self._bootstrap, definition, columns, "current", self._added)
         splits = [
             replace(split, partition=partition)
             for partition, ends in self.by_partition(end)
@@ -135,7 +142,7 @@ class TableChanges:
     def _read(self, start: Offsets, end: Offsets) -> tuple[TableRead, list[Split]]:
         schema = self._definition.schema
         mode: ReadMode = "last" if self._definition.is_primary_key_table else "current"
-        read = TableRead(self._bootstrap, self._definition, schema.columns, mode)
+        read = TableRead(self._bootstrap, self._definition, schema.columns, mode, self._added)
         starts = dict(self.by_partition(start))
         return read, [
             replace(split, partition=partition)

@@ -3,7 +3,7 @@
 A lake table identifies its fields by its own numbers. The mapping is stored in its properties (Iceberg) or options
 (Paimon), in the same commit as every change of its schema:
 
-    headrace.columns      {"0": 1, ...}   column id -> field id in the lake
+    headrace.columns      {"0": 1, ...}   column id -> field id in the lake, also of the system columns
     headrace.schema-id    id of the table schema that the fields were made from
     headrace.definition   whole definition; for plain topics this is the only copy (`model/lake/topics.py`)
 """
@@ -17,8 +17,9 @@ from uuid import UUID
 
 from headrace.tablelayer.lake.adapter import TABLE_ID_PROPERTY, LakeError, RoundLostError
 from headrace.tablelayer.model.lake.topics import from_stored, stored_text
-from headrace.tablelayer.model.schema.schema import Column
+from headrace.tablelayer.model.schema.schema import SYSTEM_COLUMNS, Column
 from headrace.tablelayer.model.table.definition import StoredTable, TableDefinition
+from headrace.tablelayer.model.table.lake_shape import has_system_columns
 from headrace.tablelayer.model.types.column_types import TypeKind
 from headrace.tablelayer.model.types.values import literal_sql
 from headrace.tablelayer.spark.types import spark_type
@@ -28,13 +29,24 @@ SCHEMA_ID_PROPERTY = "headrace.schema-id"
 DEFINITION_PROPERTY = "headrace.definition"
 
 
-def column_properties(definition: TableDefinition, fields: Mapping[int, int]) -> dict[str, str]:
+def in_lake(definition: StoredTable, properties: Any | None) -> StoredTable:
+    """Return the table as its lake table has it: with system columns, if they are recorded in its properties.
+
+    `properties` are a Python or Java mapping; None: there is no lake table yet.
+    """
+    if properties is None:
+        return definition.with_system_columns() if has_system_columns(definition) else definition
+    recorded = json.loads(properties.get(COLUMNS_PROPERTY) or "{}")
+    return definition.with_system_columns() if str(SYSTEM_COLUMNS[0].id) in recorded else definition
+
+
+def column_properties(definition: StoredTable, fields: Mapping[int, int]) -> dict[str, str]:
     """Return the properties that store the mapping; `fields` is the lake's field id of each column id."""
     listed = {str(column): field for column, field in sorted(fields.items())}
     return {
         COLUMNS_PROPERTY: json.dumps(listed, separators=(",", ":")),
         SCHEMA_ID_PROPERTY: str(definition.schema.schema_id),
-        DEFINITION_PROPERTY: stored_text(definition),
+        DEFINITION_PROPERTY: stored_text(definition.without_system_columns()),
     }
 
 

@@ -44,7 +44,7 @@ from headrace.tablelayer.lake.adapter import (
     round_properties,
     touched_partitions,
 )
-from headrace.tablelayer.lake.columns import stored_definition
+from headrace.tablelayer.lake.columns import in_lake, stored_definition
 from headrace.tablelayer.lake.history import LakeSnapshot, find_committed
 from headrace.tablelayer.lake.iceberg_columns import (
     check_fields,
@@ -58,6 +58,7 @@ from headrace.tablelayer.lake.iceberg_maintenance import compact, expire
 from headrace.tablelayer.lake.stores import prepare
 from headrace.tablelayer.model.lake.offsets import Offsets
 from headrace.tablelayer.model.options.lake_options import ICEBERG_PREFIX, passed_options
+from headrace.tablelayer.model.schema.schema import SYSTEM_COLUMNS, Column
 from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.types.column_types import TypeKind
 from headrace.tablelayer.spark.sessions import LAKE_CATALOG, attach_catalog
@@ -66,8 +67,8 @@ from headrace.tablelayer.spark.types import spark_schema
 
 _CHANGES_VIEW = "headrace_changes"
 
+_DEFAULTS = {"format-version": "2"}
 _TABLE_PROPERTIES = {
-    "format-version": "2",
     # Updates and deletes write small delete files instead of rewriting whole data files.
     "write.merge.mode": "merge-on-read",
     "write.update.mode": "merge-on-read",
@@ -114,11 +115,12 @@ class IcebergTable:
     def exists(self) -> bool:
         return bool(self.spark.catalog.tableExists(self.name))
 
-    def create(self) -> None:
+    def create(self, *, system_columns: bool = False) -> None:
         """Create the table if it does not exist. Raises LakeError for column types that Iceberg does not have."""
         if self.exists():
             return
-        schema = self.definition.schema
+        shape = self.definition.with_system_columns() if system_columns else self.definition
+        schema = shape.schema
         columns = ", ".join(
             f"`{c.name}` {spark_ddl_type(c)}{'' if c.nullable else ' NOT NULL'}" for c in schema.columns
         )
@@ -128,10 +130,11 @@ class IcebergTable:
             fields.append(f"bucket({self.definition.bucket_count}, `{bucket_key[0]}`)")
         partitioned = f"PARTITIONED BY ({', '.join(fields)})" if fields else ""
         listed = {
+            **_DEFAULTS,
             **passed_options(self.definition.options, ICEBERG_PREFIX),
             **_TABLE_PROPERTIES,
             TABLE_ID_PROPERTY: self.table_id,
-            **new_table_properties(self.definition),
+            **new_table_properties(shape),
         }
         properties = ", ".join(f"'{_escaped(name)}'='{_escaped(value)}'" for name, value in listed.items())
         with self._turn():
@@ -150,11 +153,12 @@ class IcebergTable:
         table = self._load()
         if table is None:
             return
-        if not needs_evolution(table, self.definition):
-            check_fields(table, self.definition)
+        shape = in_lake(self.definition, table.properties())
+        if not needs_evolution(table, shape):
+            check_fields(table, shape)
             return
         with self._turn():
-            evolve_columns(self.spark, self._load(), self.definition)
+            evolve_columns(self.spark, self._load(), shape)
             self.spark.sql(f"REFRESH TABLE {self.name}")
 
     def stored_definition(self) -> StoredTable | None:
@@ -193,8 +197,9 @@ class IcebergTable:
 
     def write(self, base: LakeState, changes: Any, offsets: Offsets, epoch: int) -> int:
         """See `LakeTable`."""
-        self.create()
+        self.create(system_columns=SYSTEM_COLUMNS[0].name in changes.columns)
         self.evolve()
+        columns = self._shape().schema.columns
         branch = f"{BRANCH_PREFIX}{epoch}"
         properties = round_properties(self.definition, offsets, epoch)
         as_of = "" if base.head is None else f" AS OF VERSION {base.head}"
@@ -205,14 +210,16 @@ class IcebergTable:
             if not self.definition.is_primary_key_table:
                 if base.head is not None:
                     self._clear(replaced_partitions(base, offsets), target, properties)
-                self._append(changes, target, properties)
+                self._append(changes, columns, target, properties)
             elif base.head is None:  # nothing to match yet
-                self._append(changes.where(f"NOT {DELETED_COLUMN}").drop(DELETED_COLUMN), target, properties)
+                living = changes.where(f"NOT {DELETED_COLUMN}").drop(DELETED_COLUMN)
+                self._append(living, columns, target, properties)
             else:
                 self._clear(replaced_partitions(base, offsets), target, properties)
-                self._merge(changes, target, properties, touched_partitions(base, offsets))
+                self._merge(changes, columns, target, properties, touched_partitions(base, offsets))
             if self._branch_snapshot(branch) == before:  # a round may advance the offsets and change no row
-                self._append(self.spark.createDataFrame([], self._row_schema()), target, properties)
+                nothing = self.spark.createDataFrame([], spark_schema(columns))
+                self._append(nothing, columns, target, properties)
             written = self._branch_snapshot(branch)
         if written is None:
             raise LakeError(
@@ -220,8 +227,10 @@ class IcebergTable:
             )
         return written
 
-    def _append(self, rows: Any, target: str, properties: Mapping[str, str]) -> None:
-        writer = rows.select(*[f"`{c.name}`" for c in self.definition.schema.columns]).writeTo(target)
+    def _append(
+        self, rows: Any, columns: Sequence[Column], target: str, properties: Mapping[str, str]
+    ) -> None:
+        writer = rows.select(*[f"`{c.name}`" for c in columns]).writeTo(target)
         for name, value in properties.items():
             writer = writer.option(f"snapshot-property.{name}", value)
         writer.append()
@@ -235,7 +244,12 @@ class IcebergTable:
                 )
 
     def _merge(
-        self, changes: Any, target: str, properties: Mapping[str, str], partitions: Sequence[str] = ()
+        self,
+        changes: Any,
+        columns: Sequence[Column],
+        target: str,
+        properties: Mapping[str, str],
+        partitions: Sequence[str] = (),
     ) -> None:
         """Merge the changes; with `partitions`, only files of these partitions are scanned."""
         changes.createOrReplaceTempView(_CHANGES_VIEW)
@@ -243,10 +257,10 @@ class IcebergTable:
         on = " AND ".join(f"t.`{name}` = c.`{name}`" for name in schema.primary_key)
         if partitions:
             on += f" AND {partition_condition(self.definition, partitions, 't.')}"
-        rest = [c.name for c in schema.columns if c.name not in schema.primary_key]
+        rest = [c.name for c in columns if c.name not in schema.primary_key]
         update = ", ".join(f"t.`{name}` = c.`{name}`" for name in rest)
-        names = ", ".join(f"`{c.name}`" for c in schema.columns)
-        values = ", ".join(f"c.`{c.name}`" for c in schema.columns)
+        names = ", ".join(f"`{c.name}`" for c in columns)
+        values = ", ".join(f"c.`{c.name}`" for c in columns)
         try:
             with self._snapshot_properties(properties):
                 self.spark.sql(
@@ -355,10 +369,11 @@ class IcebergTable:
 
     # ---- reading
 
-    def read(self, snapshot: int | None = None) -> Any:
+    def read(self, snapshot: int | None = None, *, system_columns: bool = False) -> Any:
         """See `LakeTable`. Raises LakeError if the table was never tiered."""
         self._must_exist()
-        return read_columns(self.spark, self._load(), self.name, self.definition, snapshot)
+        shape = self._shape() if system_columns else self.definition
+        return read_columns(self.spark, self._load(), self.name, shape, snapshot)
 
     def snapshots(self) -> Any:
         """See `LakeTable`. Raises LakeError if the table was never tiered."""
@@ -400,8 +415,10 @@ class IcebergTable:
                 f"there is no lake table {self._plain_name} yet: run `headrace tier --once` first"
             )
 
-    def _row_schema(self) -> Any:
-        return spark_schema(self.definition.schema.columns)
+    def _shape(self) -> StoredTable:
+        """Return the table as its lake table has it."""
+        table: Any = self._load()
+        return in_lake(self.definition, table.properties())
 
 
 def _escaped(text: str) -> str:

@@ -25,7 +25,7 @@ from headrace.tablelayer.lake.columns import (
     is_of_another_schema,
 )
 from headrace.tablelayer.model.schema.schema import Column
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable, TableDefinition
 from headrace.tablelayer.model.types.column_types import DataType, TypeKind
 from headrace.tablelayer.spark.types import spark_type
 
@@ -75,7 +75,7 @@ def _ddl_type(data_type: DataType, name: str) -> str:
     return str(spark_type(data_type, name).simpleString())
 
 
-def new_table_properties(definition: TableDefinition) -> dict[str, str]:
+def new_table_properties(definition: StoredTable) -> dict[str, str]:
     """Return the properties of a table created with these columns in order: Iceberg numbers them from 1."""
     fields = {column.id: index + 1 for index, column in enumerate(definition.schema.columns)}
     return column_properties(definition, fields)
@@ -114,7 +114,7 @@ def check_fields(table: Any, definition: TableDefinition) -> None:
             )
 
 
-def evolve_columns(spark: Any, table: Any, definition: TableDefinition) -> None:
+def evolve_columns(spark: Any, table: Any, definition: StoredTable) -> None:
     """Apply the table's schema to the lake table in one Iceberg commit. Raises LakeError, RoundLostError."""
     if not needs_evolution(table, definition):
         return

@@ -24,7 +24,7 @@ from headrace.tablelayer.lake.adapter import (
     LakeError,
     LakeState,
 )
-from headrace.tablelayer.lake.columns import COLUMNS_PROPERTY, fields_by_column
+from headrace.tablelayer.lake.columns import COLUMNS_PROPERTY, fields_by_column, in_lake
 from headrace.tablelayer.lake.history import LakeSnapshot, find_committed
 from headrace.tablelayer.lake.reader import Piece, filtered, in_our_type, listed_offsets, snapshots_schema
 from headrace.tablelayer.lake.stores import iceberg_properties
@@ -50,6 +50,11 @@ class IcebergReader:
         self.definition = definition
         self.properties = properties
         self.table: Any = _load(definition, iceberg_properties(properties))
+
+    @property
+    def shape(self) -> StoredTable:
+        """See `LakeReader`."""
+        return in_lake(self.definition, None if self.table is None else self.table.properties)
 
     def exists(self) -> bool:
         return self.table is not None
@@ -161,7 +166,7 @@ class IcebergReader:
         at = self.table.snapshot_by_id(snapshot)
         names = {field.field_id: field.name for field in self.table.schemas()[at.schema_id].fields}
         fields = fields_by_column(self.table.properties.get(COLUMNS_PROPERTY), self.definition, 1)
-        columns = {column.name: column for column in self.definition.schema.columns}
+        columns = {column.name: column for column in self.shape.schema.columns}
         sources = {name: names.get(fields.get(column.id, -1)) for name, column in columns.items()}
         row_filter = _pruning(predicate, columns, sources)
         return [

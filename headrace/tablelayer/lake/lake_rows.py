@@ -33,7 +33,8 @@ def view_schema(options: ReadOptions) -> Any:
     if options.metadata:
         schema = _metadata(tiered, options).schema
         return from_arrow_schema(_chosen(schema, options.columns or tuple(schema.names)))
-    read = plan_read(options, tiered.definition, list(options.columns or tiered.definition.schema.names))
+    shape = tiered.catalog.reader(tiered.definition).shape
+    read = plan_read(options, shape, list(options.columns or shape.schema.names))
     return spark_schema(read.columns, read.metadata)
 
 
@@ -82,12 +83,12 @@ class ViewReader(DataSourceReader):
         if state is None:
             yield from _metadata(tiered, self.options).select(self.names).to_batches()
             return
-        read = plan_read(self.options, tiered.definition, self.names)
+        read = plan_read(self.options, lake.shape, self.names)
         predicate, wanted = self.options.predicate, None
         if predicate is not None:
-            wanted = arrow_expression(predicate, tiered.definition.schema.arrow())
+            wanted = arrow_expression(predicate, lake.shape.schema.arrow())
         client = connection(self.options.bootstrap)
-        scan = UnionScan(client, tiered.definition, lake, state, None, self.names, wanted, predicate)
+        scan = UnionScan(client, lake.shape, lake, state, None, self.names, wanted, predicate)
         for batch in scan:
             yield conform(batch, read.arrow_schema())
 

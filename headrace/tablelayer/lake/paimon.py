@@ -46,7 +46,7 @@ from headrace.tablelayer.lake.adapter import (
     replaced_partitions,
     round_properties,
 )
-from headrace.tablelayer.lake.columns import stored_definition
+from headrace.tablelayer.lake.columns import in_lake, stored_definition
 from headrace.tablelayer.lake.history import LakeSnapshot, committed_in, find_committed
 from headrace.tablelayer.lake.paimon_columns import (
     needs_evolution,
@@ -55,11 +55,13 @@ from headrace.tablelayer.lake.paimon_columns import (
     schema_changes,
 )
 from headrace.tablelayer.lake.paimon_jvm import KIND_COLUMN, KIND_DELETE, KIND_INSERT, Jvm, java_error_name
-from headrace.tablelayer.lake.paimon_maintenance import compact, expire
-from headrace.tablelayer.lake.paimon_read import read_rows
+from headrace.tablelayer.lake.paimon_maintenance import compact, expire, has_deletion_vectors
+from headrace.tablelayer.lake.paimon_pieces import read_pieces
+from headrace.tablelayer.lake.paimon_read import data_files, read_rows
 from headrace.tablelayer.lake.stores import S3_SCHEMES, create_only, prepare
 from headrace.tablelayer.model.lake.offsets import Offsets, PartitionBucket, in_order
 from headrace.tablelayer.model.options.lake_options import PAIMON_PREFIX, passed_options
+from headrace.tablelayer.model.schema.schema import SYSTEM_COLUMNS
 from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.table.partition_keys import values_of
 from headrace.tablelayer.spark.splits import DELETED_COLUMN
@@ -68,7 +70,7 @@ COMMIT_USER = "headrace-tier"
 STAGING_FOLDER = ".headrace-staging"
 """Folder in the lake table's own for the rows of a round, where the executors are on other machines."""
 
-_TABLE_OPTIONS = {"write-only": "true", "file.format": "parquet"}
+_DEFAULTS, _TABLE_OPTIONS = {"file.format": "parquet"}, {"write-only": "true"}
 _WRITERS = 2
 """Number of concurrent writers of a round; each may use `write-buffer-size` (256 MB) of the heap."""
 _TIMESTAMPS = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
@@ -82,6 +84,7 @@ class PaimonTable:
         self.definition = definition
         self.table_id = str(definition.table_id)
         self.spark = spark
+        self._properties = dict(properties)
         prepare(spark, properties)
         self.jvm = Jvm(spark)
         self.name = f"{definition.path.database}.{definition.path.table}"
@@ -97,11 +100,11 @@ class PaimonTable:
     def exists(self) -> bool:
         return self._load() is not None
 
-    def create(self) -> None:
+    def create(self, *, system_columns: bool = False) -> None:
         """Create the table if it does not exist. Raises LakeError for column types that Paimon does not have."""
         if self.exists():
             return
-        definition = self.definition
+        definition = self.definition.with_system_columns() if system_columns else self.definition
         schema = definition.schema
         builder = self.jvm.paimon.schema.Schema.newBuilder()
         for column in schema.columns:
@@ -120,6 +123,7 @@ class PaimonTable:
             }
         options = {
             **bucketed,
+            **_DEFAULTS,
             **passed_options(definition.options, PAIMON_PREFIX),
             **_TABLE_OPTIONS,
             TABLE_ID_PROPERTY: self.table_id,
@@ -137,7 +141,7 @@ class PaimonTable:
         """
         table = self._load()
         if table is not None and needs_evolution(table, self.definition):
-            changes = schema_changes(self.jvm, table, self.definition)
+            changes = schema_changes(self.jvm, table, in_lake(self.definition, table.options()))
             self._catalog.alterTable(self._identifier, changes, False)
 
     def stored_definition(self) -> StoredTable | None:
@@ -179,7 +183,7 @@ class PaimonTable:
 
     def write(self, base: LakeState, changes: Any, offsets: Offsets, epoch: int) -> int:
         """See `LakeTable`."""
-        self.create()
+        self.create(system_columns=SYSTEM_COLUMNS[0].name in changes.columns)
         self.evolve()
         table = self._must_load()
         branch = self._branch(table, base.head, epoch)
@@ -242,16 +246,16 @@ class PaimonTable:
         return messages
 
     def _stage(self, table: Any, changes: Any, folder: Any) -> None:
-        """Write the rows as Parquet files: the lake table's fields in its order, then the row kind."""
-        kind = f"CAST({KIND_INSERT} AS TINYINT)"
+        """Write the rows as Parquet files: the lake table's fields in its order, for a PK table then the row kind."""
+        wanted = [f"`{field.name()}`" for field in table.schema().fields()]
         if self.definition.is_primary_key_table:
-            kind = f"CAST(IF({DELETED_COLUMN}, {KIND_DELETE}, {KIND_INSERT}) AS TINYINT)"
-        names = [f"`{field.name()}`" for field in table.schema().fields()]
+            kind = f"IF({DELETED_COLUMN}, {KIND_DELETE}, {KIND_INSERT})"
+            wanted.append(f"CAST({kind} AS TINYINT) AS {KIND_COLUMN}")
         settings = self.spark.conf
         before = settings.get(_TIMESTAMPS[0])
         settings.set(*_TIMESTAMPS)
         try:
-            changes.selectExpr(*names, f"{kind} AS {KIND_COLUMN}").write.parquet(folder.toString())
+            changes.selectExpr(*wanted).write.parquet(folder.toString())
         finally:
             settings.set(_TIMESTAMPS[0], before)
 
@@ -359,10 +363,13 @@ class PaimonTable:
         table.consumerManager().resetConsumer(TIERED_NAME, self.jvm.paimon.consumer.Consumer(snapshot))
 
     def maintain(self) -> str:
-        """See `LakeTable`: `table.datalake.auto-compaction` and `.auto-expire-snapshot`."""
+        """See `LakeTable`: `table.datalake.auto-compaction` and `.auto-expire-snapshot`.
+
+        A table with deletion vectors is always compacted: other engines do not see its rows before.
+        """
         settings = self.definition.settings
         done = []
-        if settings.datalake_compaction:
+        if settings.datalake_compaction or has_deletion_vectors(self._must_load()):
             done.append(self._compact())
         if settings.datalake_expiry:
             done.append(expire(self.jvm, self._must_load()))
@@ -406,11 +413,15 @@ class PaimonTable:
 
     # ---- reading
 
-    def read(self, snapshot: int | None = None) -> Any:
+    def read(self, snapshot: int | None = None, *, system_columns: bool = False) -> Any:
         """See `LakeTable`. Raises LakeError if the table was never tiered."""
         table = self._must_load()
         number = table.snapshotManager().latestSnapshotId() if snapshot is None else snapshot
-        return read_rows(self.spark, table, self.definition, number)
+        shape = in_lake(self.definition, table.options()) if system_columns else self.definition
+        files = [] if number is None else data_files(table, number)
+        if all(file.is_read_by_spark for file in files):
+            return read_rows(self.spark, table, shape, files)
+        return read_pieces(self.spark, self.definition, shape, self._properties, number)
 
     def snapshots(self) -> Any:
         """See `LakeTable`. Raises LakeError if the table was never tiered."""

@@ -33,7 +33,7 @@ from headrace.tablelayer.lake.columns import (
 )
 from headrace.tablelayer.lake.paimon_jvm import Jvm
 from headrace.tablelayer.model.schema.schema import Column
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable, TableDefinition
 from headrace.tablelayer.model.types.column_types import DataType, TypeKind
 
 _SIMPLE = {
@@ -106,7 +106,7 @@ def spark_ddl_of(kind: Any) -> str:
     return {"BYTES": "binary"}.get(plain, plain.lower())
 
 
-def new_table_options(definition: TableDefinition) -> dict[str, str]:
+def new_table_options(definition: StoredTable) -> dict[str, str]:
     """Return the options of a table created with these columns in order: Paimon numbers them from 0."""
     fields, following = {}, 0
     for column in definition.schema.columns:
@@ -125,7 +125,7 @@ def needs_evolution(table: Any, definition: TableDefinition) -> bool:
     return is_of_another_schema(definition, int(table.options()[SCHEMA_ID_PROPERTY]))
 
 
-def schema_changes(jvm: Jvm, table: Any, definition: TableDefinition) -> Any:
+def schema_changes(jvm: Jvm, table: Any, definition: StoredTable) -> Any:
     """Return a Java list of `SchemaChange`s, to apply in order, that give the lake table its present columns.
 
     Raises LakeError when another writer dropped a column.

@@ -21,7 +21,7 @@ _KIND_FIELD_ID = 1_000_000
 """Field id of the column that exists in staged files only; far from the ids of real fields."""
 
 KIND_COLUMN = "_headrace_kind"
-"""Last column of a staged file, TINYINT: Paimon's row kind."""
+"""Last column of a PK table's staged file, TINYINT: Paimon's row kind."""
 KIND_INSERT, KIND_DELETE = 0, 3
 
 
@@ -81,8 +81,8 @@ class Jvm:
         kinds = self.array(self.java.java.lang.Class, *parameters)
         return self.java.java.lang.invoke.MethodType.methodType(returns, kinds)
 
-    def _writer_of(self, writer: Any, kind_position: int) -> Any:
-        """Return a `java.util.function.Consumer` that writes a staged row with its row kind."""
+    def _writer_of(self, writer: Any, kind_position: int | None) -> Any:
+        """Return a `java.util.function.Consumer` that writes a staged row, with its row kind if it has one."""
         invoke = self.java.java.lang.invoke
         handles, lookup = invoke.MethodHandles, invoke.MethodHandles.publicLookup()
         row, kind = self.type_of("data.InternalRow"), self.type_of("types.RowKind")
@@ -91,6 +91,11 @@ class Jvm:
             self.java.java.lang.Byte.TYPE,
             self.java.java.lang.Integer.TYPE,
         )
+        write = lookup.findVirtual(
+            self.type_of("table.sink.TableWriteImpl"), "write", self.signature(nothing, row)
+        )
+        if kind_position is None:
+            return self.consumer(write.bindTo(writer))
         get_byte = lookup.findVirtual(row, "getByte", self.signature(byte, number))
         kind_byte = handles.insertArguments(
             get_byte, 1, self.array(self.java.java.lang.Object, kind_position)
@@ -102,9 +107,6 @@ class Jvm:
             set_kind, 1, self.array(self.java.java.lang.invoke.MethodHandle, kind_of)
         )
         mark = handles.permuteArguments(marked, self.signature(nothing, row), self.array(self.java.int, 0, 0))
-        write = lookup.findVirtual(
-            self.type_of("table.sink.TableWriteImpl"), "write", self.signature(nothing, row)
-        )
         return self.consumer(handles.foldArguments(write.bindTo(writer), mark))
 
     def consumer(self, handle: Any) -> Any:
@@ -123,11 +125,15 @@ class Jvm:
             reader.close()
 
     def write_files(self, table: Any, writer: Any, io: Any, files: Sequence[Any]) -> None:
-        """Write the rows of staged Parquet files: the table's columns followed by `KIND_COLUMN`."""
+        """Write the rows of staged Parquet files: the table's columns, for a PK table followed by `KIND_COLUMN`.
+
+        A row of a log table may not have more columns than its table: Paimon gathers statistics of all of them.
+        """
         fields = self.java.java.util.ArrayList(table.rowType().getFields())
-        position = fields.size()
-        types = self.paimon.types
-        fields.add(types.DataField(_KIND_FIELD_ID, KIND_COLUMN, types.DataTypes.TINYINT()))
+        types, position = self.paimon.types, None
+        if table.primaryKeys():
+            position = fields.size()
+            fields.add(types.DataField(_KIND_FIELD_ID, KIND_COLUMN, types.DataTypes.TINYINT()))
         rows = types.RowType(fields)
         parquet = self.paimon.format.FileFormat.fromIdentifier("parquet", self.paimon.options.Options())
         factory = parquet.createReaderFactory(rows, rows, self.java.java.util.ArrayList())

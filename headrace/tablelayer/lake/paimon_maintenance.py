@@ -21,6 +21,11 @@ COMPACT_FILES_PER_BUCKET = 5
 """Number of new files, or sorted runs, in a bucket before Paimon is asked to compact; Paimon's default."""
 
 
+def has_deletion_vectors(table: Any) -> bool:
+    """Return whether other engines see only what compaction has moved out of level 0."""
+    return bool(table.coreOptions().deletionVectorsEnabled())
+
+
 def compact(
     jvm: Jvm, table: Any, definition: TableDefinition, snapshot: int, user: str, scratch: Path
 ) -> tuple[list[Any], str]:
@@ -33,10 +38,11 @@ def compact(
     for file in files:
         runs[file.bucket].add(file.run if definition.is_primary_key_table else file.path)
     partitions = {file.bucket: file.partition for file in files}
+    unseen = {file.bucket for file in files if file.run[0] == 0} if has_deletion_vectors(table) else set()
     wanted = [
         (partitions[bucket], bucket[1])
         for bucket, each in sorted(runs.items())
-        if len(each) >= COMPACT_FILES_PER_BUCKET
+        if len(each) >= COMPACT_FILES_PER_BUCKET or bucket in unseen
     ]
     if not wanted:
         return [], ""

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-from headrace.tablelayer.lake.adapter import LakeError
 from headrace.tablelayer.lake.paimon_columns import columns_of_files, file_fields
+from headrace.tablelayer.lake.paimon_files import DeletionVector
 from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.spark.types import spark_schema
 
@@ -43,39 +43,36 @@ class DataFile:
     rows: int
     partition: Any = None
     size_bytes: int = 0
+    deleted: DeletionVector | None = None
+
+    @property
+    def is_read_by_spark(self) -> bool:
+        """Whether Spark's own reader has all of the file's rows, and no other."""
+        return self.path.endswith(".parquet") and self.deleted is None
 
 
 def data_files(table: Any, snapshot: int) -> list[DataFile]:
-    """Return the data files of a snapshot.
-
-    Raises LakeError for tables with deletion vectors, and for files that are not Parquet.
-    """
+    """Return the data files of a snapshot."""
     found = []
     for split in table.newSnapshotReader().withSnapshot(snapshot).read().splits():
-        if split.deletionFiles().isPresent() and any(
-            each is not None for each in split.deletionFiles().get()
-        ):
-            raise LakeError(
-                f"{table.name()} has deletion vectors, which cannot be read here: read it with an engine that supports"
-                " them, or unset the option 'deletion-vectors.enabled' and compact it fully"
-            )
         folder, partition = split.bucketPath(), split.partition()
-        for file in split.dataFiles():
+        files = list(split.dataFiles())
+        vectors = list(split.deletionFiles().orElse(None) or [None] * len(files))
+        for file, vector in zip(files, vectors, strict=True):
             name, level = file.fileName(), file.level()
-            if not name.endswith(".parquet"):
-                raise LakeError(f"{table.name()} has a data file {name}: only Parquet is read here")
             path = file.externalPath().orElse(f"{folder}/{name}")
             # In level 0 every file is a run, ordered by sequence number.
             run = (-level, 0 if level else file.maxSequenceNumber())
+            place = folder, split.bucket()
+            deleted = vector and DeletionVector(vector.path(), vector.offset(), vector.length())
             found.append(
-                DataFile(path, (folder, split.bucket()), run, file.schemaId(), file.rowCount(), partition)
+                DataFile(path, place, run, file.schemaId(), file.rowCount(), partition, deleted=deleted)
             )
     return found
 
 
-def read_rows(spark: Any, table: Any, definition: TableDefinition, snapshot: int | None) -> Any:
-    """Return the rows of a snapshot (None: of an empty table) in the table's present columns."""
-    files = [] if snapshot is None else data_files(table, snapshot)
+def read_rows(spark: Any, table: Any, definition: TableDefinition, files: Sequence[DataFile]) -> Any:
+    """Return the rows of a snapshot's files in the table's present columns."""
     if not files:
         return spark.createDataFrame([], spark_schema(definition.schema.columns))
     if not definition.is_primary_key_table:

@@ -1,9 +1,10 @@
 """Reader of a Paimon table without Spark and Java: for the client's union read and for `headrace sql`.
 
-Snapshots and schemas are JSON, manifests are Avro, data files Parquet, in Paimon's file layout (its documentation,
-"Concepts: Spec"). The files of a PK table become rows by the rules in `paimon_read.py`. Deletion vectors, ORC and Avro
-data, and branches by name, which other writers could have added, are refused. The warehouse is a local folder, or a URI
-that pyarrow opens (`stores.py`); other warehouses are read in Spark.
+Snapshots and schemas are JSON, manifests are Avro, data files mostly Parquet, in Paimon's file layout (its
+documentation, "Concepts: Spec"). Data files may also be ORC or Avro, and have deletion vectors (`paimon_files.py`).
+The files of a PK table become rows by the rules in `paimon_read.py`; rows of level 0 count, although Paimon's own
+reads of a table with deletion vectors pass them over. The warehouse is a local folder, or a URI that pyarrow opens
+(`stores.py`); other warehouses are read in Spark.
 
 Memory: for a log table one batch of rows at a time; for a PK table the uncompacted rows of one bucket at a time.
 """
@@ -28,15 +29,16 @@ from headrace.tablelayer.lake.adapter import (
     LakeError,
     LakeState,
 )
-from headrace.tablelayer.lake.columns import COLUMNS_PROPERTY, fields_by_column
+from headrace.tablelayer.lake.columns import COLUMNS_PROPERTY, fields_by_column, in_lake
 from headrace.tablelayer.lake.history import LakeSnapshot, find_committed
+from headrace.tablelayer.lake.paimon_files import BATCH_ROWS, DeletionVector, read_file
 from headrace.tablelayer.lake.paimon_partitions import (
     can_match,
     partition_condition,
     partition_folder,
     partition_values,
 )
-from headrace.tablelayer.lake.paimon_read import GONE_KINDS, KIND_COLUMN, DataFile
+from headrace.tablelayer.lake.paimon_read import GONE_KINDS, KIND_COLUMN, SEQUENCE_COLUMN, DataFile
 from headrace.tablelayer.lake.reader import Piece, filtered, in_our_type, listed_offsets, snapshots_schema
 from headrace.tablelayer.lake.stores import open_files
 from headrace.tablelayer.model.batches.batch import ChangeType
@@ -47,10 +49,11 @@ from headrace.tablelayer.model.schema.schema import Column
 from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.spark.key_set import KeySet
 from headrace.tablelayer.spark.splits import DELETED_COLUMN, last_changes
+from headrace.tablelayer.spark.types import spark_arrow_type
 
-BATCH_ROWS = 1 << 16
 _ADD, _DELETE = 0, 1
 """Kinds of manifest entries."""
+_SYSTEM_TYPES = {KIND_COLUMN: pa.int8(), SEQUENCE_COLUMN: pa.int64()}
 
 
 class PaimonReader:
@@ -116,6 +119,11 @@ class PaimonReader:
         """Return the table's present options."""
         options: Mapping[str, str] = {} if self._newest is None else self._schema(self._newest)["options"]
         return options
+
+    @property
+    def shape(self) -> StoredTable:
+        """See `LakeReader`."""
+        return in_lake(self.definition, self.options if self.exists() else None)
 
     def exists(self) -> bool:
         return self._newest is not None
@@ -214,16 +222,20 @@ class PaimonReader:
 
         Partitions without a row for the predicate are left out. Raises LakeError.
         """
-        described = self._snapshots[snapshot]
-        deletions = described.get("indexManifest")
-        if deletions and any(each["_INDEX_TYPE"] == "DELETION_VECTORS" for each in self._manifest(deletions)):
-            raise LakeError(
-                f"the lake table of {self.definition.path} has deletion vectors, which cannot be read here: read it"
-                " with an engine that supports them, or unset the option 'deletion-vectors.enabled' and compact it"
-                " fully"
-            )
-        living = map(self._data_file, self.living_entries(snapshot, predicate))
+        vectors = self._deletion_vectors(snapshot)
+        living = [self._data_file(each, vectors) for each in self.living_entries(snapshot, predicate)]
         return sorted(living, key=lambda each: (each.bucket, each.run, each.path))
+
+    def _deletion_vectors(self, snapshot: int) -> dict[str, DeletionVector]:
+        """Return the deletion vectors of a snapshot by the names of their data files."""
+        manifest, found = self._snapshots[snapshot].get("indexManifest"), {}
+        for entry in self._manifest(manifest) if manifest else ():
+            if entry["_KIND"] != _ADD or entry["_INDEX_TYPE"] != "DELETION_VECTORS":
+                continue
+            path = entry.get("_EXTERNAL_PATH") or f"{self._folder}/index/{entry['_FILE_NAME']}"
+            for each in entry["_DELETIONS_VECTORS_RANGES"]:
+                found[each["f0"]] = DeletionVector(path, each["f1"], each["f2"])
+        return found
 
     def living_entries(
         self, snapshot: int | None, predicate: Predicate | None = None
@@ -289,13 +301,9 @@ class PaimonReader:
 
         return folder
 
-    def _data_file(self, entry: Mapping[str, Any]) -> DataFile:
+    def _data_file(self, entry: Mapping[str, Any], vectors: Mapping[str, DeletionVector]) -> DataFile:
         file = entry["_FILE"]
-        name, level = file["_FILE_NAME"], file["_LEVEL"]
-        if not name.endswith(".parquet"):
-            raise LakeError(
-                f"the lake table of {self.definition.path} has a data file {name}: only Parquet is read here"
-            )
+        level = file["_LEVEL"]
         run = (-level, 0 if level else file["_MAX_SEQUENCE_NUMBER"])
         place = self._bucket_folder(entry), entry["_BUCKET"]
         return DataFile(
@@ -305,6 +313,7 @@ class PaimonReader:
             file["_SCHEMA_ID"],
             file["_ROW_COUNT"],
             size_bytes=file["_FILE_SIZE"],
+            deleted=vectors.get(file["_FILE_NAME"]),
         )
 
     # -- rows
@@ -409,8 +418,6 @@ class PaimonReader:
         self, files: Sequence[DataFile], columns: Sequence[Column], *system: str
     ) -> Iterator[pa.RecordBatch]:
         """Yield all rows of these files, in the table's own types, followed by Paimon's `system` columns."""
-        from pyarrow import parquet
-
         fields = fields_by_column(self.options.get(COLUMNS_PROPERTY), self.definition, 0)
         for file in files:
             names = {field["id"]: field["name"] for field in self._schema(file.schema_id)["fields"]}
@@ -418,14 +425,16 @@ class PaimonReader:
             selected = [*dict.fromkeys(name for name in sources.values() if name is not None), *system]
             # Counting rows needs one column, and any will do.
             selected = selected or [next(iter(names.values()))]
-            with self._files.open_input_file(file.path) as opened, parquet.ParquetFile(opened) as stored:
-                for batch in stored.iter_batches(BATCH_ROWS, columns=selected):
-                    arrays = [in_our_type(batch, column, sources[column.name]) for column in columns]
-                    known = [column.field() for column in columns]
-                    kept = [batch.schema.field(name) for name in system]
-                    yield pa.RecordBatch.from_arrays(
-                        [*arrays, *(batch.column(name) for name in system)], schema=pa.schema([*known, *kept])
-                    )
+            types = {sources[column.name] or "": spark_arrow_type(column.type) for column in columns}
+            for batch in read_file(
+                self._files, file.path, file.deleted, selected, {**types, **_SYSTEM_TYPES}
+            ):
+                arrays = [in_our_type(batch, column, sources[column.name]) for column in columns]
+                known = [column.field() for column in columns]
+                kept = [batch.schema.field(name) for name in system]
+                yield pa.RecordBatch.from_arrays(
+                    [*arrays, *(batch.column(name) for name in system)], schema=pa.schema([*known, *kept])
+                )
 
 
 def read_manifest(data: bytes) -> list[dict[str, Any]]:

@@ -30,6 +30,10 @@ class Piece:
 class LakeReader(Protocol):
     """One table's copy in a lake, as of the construction of this object."""
 
+    @property
+    def shape(self) -> StoredTable:
+        """The table as its lake table has it: with system columns, unless it was made without them."""
+
     def state(self, known_snapshot: int | None) -> LakeState:
         """See `LakeTable.find_committed`."""
 

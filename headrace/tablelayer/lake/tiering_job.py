@@ -262,7 +262,7 @@ class _Job:
         catalog = lake_catalog(status, self._warehouse, granted.path)
         with self._spark_of(granted) as spark:
             lake = catalog.table(spark, definition)
-            source = TableChanges(self._connection, self._bootstrap, definition)
+            source = TableChanges(self._connection, self._bootstrap, definition, system_columns=True)
             return tier_round(
                 granted, self._coordinator, lake, source, spark, may_maintain=self._may_maintain
             )

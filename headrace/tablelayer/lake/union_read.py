@@ -24,6 +24,7 @@ from headrace.tablelayer.lake.adapter import (
 )
 from headrace.tablelayer.lake.catalogs import tiered_table
 from headrace.tablelayer.lake.change_source import TableChanges, with_state
+from headrace.tablelayer.lake.columns import in_lake
 from headrace.tablelayer.lake.names import CHANGELOG_SUFFIX, LAKE_SUFFIX, METADATA_PREFIX
 from headrace.tablelayer.model.lake.offsets import Offsets, PartitionBucket, in_order
 from headrace.tablelayer.model.table.definition import StoredTable
@@ -64,8 +65,8 @@ def union_read(spark: Any, bootstrap: Bootstrap, table: str, *, warehouse: str |
         return opened.lake.snapshots()
     if table.endswith(LAKE_SUFFIX):
         if opened.state.head is None:
-            return spark.createDataFrame([], spark_schema(opened.definition.schema.columns))
-        return opened.lake.read(opened.state.head)
+            return spark.createDataFrame([], spark_schema(in_lake(opened.definition, None).schema.columns))
+        return opened.lake.read(opened.state.head, system_columns=True)
     definition, state, source = opened.definition, opened.state, opened.source
     end = source.latest()
     start = {place: state.offsets.get(place, 0) for place in end}

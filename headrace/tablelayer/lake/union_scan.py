@@ -72,7 +72,9 @@ def union_scan(
 ) -> UnionScan:
     """Return the matching rows of `table`, pinned now: "db.t", or "db.t$lake" for the lake alone.
 
-    For "db.t$lake", `snapshot` selects an older snapshot, and `time_ms` the newest one at that time. `connection` is
+    "db.t$lake" also has the columns `__bucket`, `__offset` and `__timestamp`, unless the lake table was made without
+    them: the place in the log of a row's last change, NULL offset and time if a round read it from the state.
+    `snapshot` selects an older snapshot, and `time_ms` the newest one at that time. `connection` is
     the table client's. `predicate` is the filter or a weaker form of it, used to skip files of the lake; for a filter
     in SQL it is derived. `warehouse` overrides the server's. `only` has texts of partition columns: other partitions
     are not read. `until` reads the table as it was at these offsets by partition ("" without partitions) and bucket,
@@ -100,7 +102,7 @@ def union_scan(
         if log is None:
             if snapshot is not None or time_ms is not None:
                 state = replace(state, head=past_snapshot(lake, definition, snapshot, time_ms))
-            return UnionScan(connection, definition, lake, state, None, columns, filter, predicate)
+            return UnionScan(connection, lake.shape, lake, state, None, columns, filter, predicate)
         # A round may have ended since then.
         present = end
         end = {place: max(at, state.offsets.get(place, 0)) for place, at in end.items()}
@@ -280,7 +282,7 @@ class UnionScan:
     ) -> None:
         """`tails` None: the lake alone."""
         schema = definition.schema
-        self._connection, self._definition, self._lake = connection, definition, lake
+        self._connection, self.definition, self._lake = connection, definition, lake
         self._state, self._tails = state, tails
         self._names = list(schema.names) if columns is None else several("columns", columns)
         schema.select(self._names)
@@ -299,7 +301,7 @@ class UnionScan:
 
     def without(self, partitions: Sequence[str] | None) -> None:
         """Leave out the lake's rows of these partitions; None: of all that are not read from the log."""
-        if not self._definition.is_partitioned:
+        if not self.definition.is_partitioned:
             return
         if partitions is None:
             read = [tail.partition for tail in self._tails or ()]
@@ -333,14 +335,14 @@ class UnionScan:
         return self._lake.pieces(head, self._predicate)
 
     def _partition_set(self, names: Sequence[str]) -> KeySet:
-        columns = [self._definition.schema.column(key) for key in self._definition.partition_keys]
+        columns = [self.definition.schema.column(key) for key in self.definition.partition_keys]
         values = [values_of(name) for name in names]
         arrays = [
             pa.array([typed_value(column, value[at]).as_py() for value in values], column.type.arrow())
             for at, column in enumerate(columns)
         ]
         return KeySet(
-            pa.table(arrays, names=[column.name for column in columns]), self._definition.partition_keys
+            pa.table(arrays, names=[column.name for column in columns]), self.definition.partition_keys
         )
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -348,7 +350,7 @@ class UnionScan:
 
     def lake_rows(self, pieces: Collection[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Yield the lake's half of the rows, of these pieces alone."""
-        if self._definition.is_primary_key_table:
+        if self.definition.is_primary_key_table:
             return self._selected(self._keyed_lake_rows(self._keyed_changes(), pieces))
         return self._selected(self._of_lake(self._needed(), pieces))
 
@@ -362,6 +364,11 @@ class UnionScan:
                 yield pa.RecordBatch.from_arrays(
                     [batch.column(name) for name in self._names], schema=self.schema
                 )
+
+    def selecting(self, columns: Sequence[str] | None, wanted: FilterLike) -> UnionScan:
+        """Return the scan of the same moment with these columns and this filter, for the lake alone."""
+        assert self._tails is None
+        return UnionScan(self._connection, self.definition, self._lake, self._state, None, columns, wanted)
 
     @property
     def log_starts(self) -> dict[str, dict[int, int]]:
@@ -390,12 +397,12 @@ class UnionScan:
         return pa.RecordBatchReader.from_batches(self.schema, iter(self))
 
     def _needed(self, *more: str) -> list[Column]:
-        schema = self._definition.schema
+        schema = self.definition.schema
         filtered = [] if self._filter is None else [schema.columns[at].name for at in self._filter.columns]
         return list(schema.select(list(dict.fromkeys([*self._names, *more, *filtered]))))
 
     def _rows(self) -> Iterator[pa.RecordBatch]:
-        if self._tails is None or not self._definition.is_primary_key_table:
+        if self._tails is None or not self.definition.is_primary_key_table:
             yield from self._of_lake(self._needed())
             for tail in self._tails or ():
                 yield from self._of(tail, self._log_rows)
@@ -405,13 +412,13 @@ class UnionScan:
         yield from self._changed_rows(changes)
 
     def _keyed_changes(self) -> pa.Table | None:
-        return self._changes(self._needed(*self._definition.schema.primary_key))
+        return self._changes(self._needed(*self.definition.schema.primary_key))
 
     def _keyed_lake_rows(
         self, changes: pa.Table | None, pieces: Collection[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Yield the lake's rows whose keys have not changed since."""
-        key = self._definition.schema.primary_key
+        key = self.definition.schema.primary_key
         changed = None if changes is None else KeySet(changes, key)
         late = _LateKeys(self)
         for batch in self._of_lake(self._needed(*key), pieces):
@@ -433,7 +440,7 @@ class UnionScan:
 
     def keys_of(self, tails: Sequence[_Tail]) -> KeySet | None:
         """Return the keys of the rows that these partitions have on the server; None if there are none."""
-        key = list(self._definition.schema.primary_key)
+        key = list(self.definition.schema.primary_key)
         found = [batch for tail in tails for batch in self._of(tail, partial(self._present, names=key))]
         rows = pa.Table.from_batches(found) if found else None
         return KeySet(rows, key) if rows is not None and rows.num_rows else None
@@ -448,8 +455,8 @@ class UnionScan:
             return
         if self._left_out is not None or self._kept is not None:
             names = [column.name for column in needed]
-            more = [key for key in self._definition.partition_keys if key not in names]
-            needed = [*needed, *(self._definition.schema.column(key) for key in more)]
+            more = [key for key in self.definition.partition_keys if key not in names]
+            needed = [*needed, *(self.definition.schema.column(key) for key in more)]
         chosen: Any = () if pieces is None else (pieces,)
         for batch in self._lake.read(self._state.head, needed, self._filter, self._predicate, *chosen):
             rows = batch
@@ -461,7 +468,7 @@ class UnionScan:
 
     def _of(self, tail: _Tail, read: Callable[[Any, _Tail], Iterator[T]]) -> Iterator[T]:
         """Yield the tail's rows; for a partition that is dropped meanwhile, nothing (more)."""
-        part, definition = tail.partition, self._definition
+        part, definition = tail.partition, self.definition
         if part is not None:
             definition = definition.of_partition(part.name, part.table_id, part.bucket_count)
         try:
@@ -491,7 +498,7 @@ class UnionScan:
 
         Without old images the state cannot be undone back to the end; it is then that of the moment of reading.
         """
-        past = self._definition.settings.changelog_image is not ChangelogImage.WAL
+        past = self.definition.settings.changelog_image is not ChangelogImage.WAL
         for bucket, end in tail.end.items():
             wanted = self._given if names is None else None
             at = end if past else None
@@ -509,7 +516,7 @@ class UnionScan:
 
         moved = [tail for tail in self._tails or () if tail.begin is not None and tail.begin != tail.end]
         changes = (each for tail in moved for each in self._of(tail, of_tail))
-        batches = list(last_changes(changes, self._definition.schema.primary_key))
+        batches = list(last_changes(changes, self.definition.schema.primary_key))
         return pa.Table.from_batches(batches).combine_chunks() if batches else None
 
 

@@ -20,8 +20,8 @@ _VALUE_LENGTH_MAX = 1000
 _ALLOWED = (
     # Iceberg, https://iceberg.apache.org/docs/latest/configuration/#table-properties
     "iceberg.comment", "iceberg.commit.manifest.*", "iceberg.commit.manifest-merge.enabled", "iceberg.commit.retry.*",
-    "iceberg.commit.status-check.*", "iceberg.gc.enabled", "iceberg.history.expire.*", "iceberg.read.parquet.*",
-    "iceberg.read.split.*", "iceberg.write.avro.*", "iceberg.write.delete.granularity",
+    "iceberg.commit.status-check.*", "iceberg.format-version", "iceberg.gc.enabled", "iceberg.history.expire.*",
+    "iceberg.read.parquet.*", "iceberg.read.split.*", "iceberg.write.avro.*", "iceberg.write.delete.granularity",
     "iceberg.write.delete.target-file-size-bytes", "iceberg.write.metadata.compression-codec",
     "iceberg.write.metadata.delete-after-commit.enabled", "iceberg.write.metadata.metrics.*",
     "iceberg.write.metadata.previous-versions-max", "iceberg.write.orc.*", "iceberg.write.parquet.*",
@@ -29,13 +29,13 @@ _ALLOWED = (
     "iceberg.write.target-file-size-bytes",
     # Paimon, https://paimon.apache.org/docs/master/maintenance/configurations/
     "paimon.changelog-producer", "paimon.changelog-producer.row-deduplicate", "paimon.changelog.num-retained.*",
-    "paimon.changelog.time-retained", "paimon.compaction.*", "paimon.file-index.*", "paimon.file.block-size",
-    "paimon.file.compression*", "paimon.manifest.*", "paimon.metadata.stats-dense-store", "paimon.metadata.stats-mode",
-    "paimon.num-levels", "paimon.num-sorted-run.*", "paimon.orc.bloom.filter.*", "paimon.parquet.block.size",
-    "paimon.parquet.enable.dictionary", "paimon.parquet.page.size", "paimon.read.batch-size",
-    "paimon.snapshot.expire.limit", "paimon.snapshot.num-retained.*", "paimon.snapshot.time-retained",
-    "paimon.sort-spill-*", "paimon.source.split.*", "paimon.spill-compression", "paimon.target-file-size",
-    "paimon.write-buffer-size", "paimon.write-buffer-spillable",
+    "paimon.changelog.time-retained", "paimon.compaction.*", "paimon.deletion-vectors.enabled", "paimon.file-index.*",
+    "paimon.file.block-size", "paimon.file.compression*", "paimon.file.format", "paimon.manifest.*",
+    "paimon.metadata.stats-dense-store", "paimon.metadata.stats-mode", "paimon.num-levels", "paimon.num-sorted-run.*",
+    "paimon.orc.bloom.filter.*", "paimon.parquet.block.size", "paimon.parquet.enable.dictionary",
+    "paimon.parquet.page.size", "paimon.read.batch-size", "paimon.snapshot.expire.limit",
+    "paimon.snapshot.num-retained.*", "paimon.snapshot.time-retained", "paimon.sort-spill-*", "paimon.source.split.*",
+    "paimon.spill-compression", "paimon.target-file-size", "paimon.write-buffer-size", "paimon.write-buffer-spillable",
 )  # fmt: skip
 
 

@@ -45,7 +45,10 @@ from headrace.tablelayer.spark.types import (
     CHANGE_TYPE_COLUMN,
     COMMIT_TIMESTAMP_COLUMN,
     LOG_OFFSET_COLUMN,
-    METADATA_FIELDS,
+    PLACE_FIELDS,
+    SYSTEM_BUCKET,
+    SYSTEM_OFFSET,
+    SYSTEM_TIMESTAMP,
     conform,
     spark_arrow_schema,
 )
@@ -84,7 +87,7 @@ class Split:
 class TableRead:
     """Properties that all splits of one read share; sent to the executors.
 
-    `metadata` are names of `METADATA_FIELDS`. `order` is the order of the output columns of both kinds, if the metadata
+    `metadata` are names of `PLACE_FIELDS`. `order` is the order of the output columns of both kinds, if the metadata
     are not last. Rows for which `predicate` does not hold are left out. At most `limit` rows of a split are read (-1:
     no limit).
     """
@@ -228,7 +231,9 @@ def _last_rows_of_range(table: Any, read: TableRead, split: Split) -> Iterator[p
         until={split.bucket: split.end_offset},
         buckets=[split.bucket],
     ) as scan:
-        yield from last_changes(((part.batch, part.change_types) for part in scan), read.primary_key)
+        placed = (Rows(part.batch, part.change_types, part.offsets, part.timestamp_ms) for part in scan)
+        changes = ((with_metadata(each, split.bucket, read.metadata), each.change_types) for each in placed)
+        yield from last_changes(changes, read.primary_key)
 
 
 def _state_rows(table: Any, read: TableRead, split: Split) -> Iterator[Rows]:
@@ -351,16 +356,19 @@ def with_metadata(part: Rows, bucket: int, names: Sequence[str]) -> pa.RecordBat
         elif name == LOG_OFFSET_COLUMN:
             offsets = np.full(count, STATE_OFFSET, np.int64) if part.offsets is None else part.offsets
             arrays[name] = pa.array(offsets, pa.int64())
-        elif name == COMMIT_TIMESTAMP_COLUMN:
-            field = METADATA_FIELDS[name]
+        elif name == SYSTEM_OFFSET:
+            given = part.offsets
+            arrays[name] = pa.nulls(count, pa.int64()) if given is None else pa.array(given, pa.int64())
+        elif name in (COMMIT_TIMESTAMP_COLUMN, SYSTEM_TIMESTAMP):
+            field = PLACE_FIELDS[name]
             if part.timestamp_ms is None:
                 arrays[name] = pa.nulls(count, field.type)
             else:
                 stamp = pa.scalar(int(part.timestamp_ms) * 1000, pa.int64())
                 arrays[name] = pa.repeat(stamp, count).cast(field.type)
-        elif name == BUCKET_COLUMN:
+        elif name in (BUCKET_COLUMN, SYSTEM_BUCKET):
             arrays[name] = pa.repeat(pa.scalar(bucket, pa.int32()), count)
-    fields = [METADATA_FIELDS[name] for name in arrays]
+    fields = [PLACE_FIELDS[name] for name in arrays]
     return pa.RecordBatch.from_arrays(
         [*batch.columns, *arrays.values()], schema=pa.schema([*batch.schema, *fields])
     )

@@ -28,7 +28,7 @@ import pyarrow as pa
 from headrace.tablelayer.client.names import several
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.rows.nested import cast
-from headrace.tablelayer.model.schema.schema import Column, Schema
+from headrace.tablelayer.model.schema.schema import SYSTEM_COLUMNS, Column, Schema
 from headrace.tablelayer.model.types.column_types import ELEMENT, DataType, TypeKind
 
 SPARK_TIME_PRECISION_MAX = 6
@@ -48,6 +48,10 @@ METADATA_FIELDS: dict[str, pa.Field] = {
     )
 }
 """Metadata columns of a row, from its place in the log. Rows of a state have no place: `+I`, offset -1, no time."""
+SYSTEM_FIELDS = {column.name: column.field() for column in SYSTEM_COLUMNS}
+"""The same as columns of a lake table. Rows of a state have the bucket only."""
+SYSTEM_BUCKET, SYSTEM_OFFSET, SYSTEM_TIMESTAMP = SYSTEM_FIELDS
+PLACE_FIELDS = {**METADATA_FIELDS, **SYSTEM_FIELDS}
 
 
 def spark_type(data_type: DataType, column: str) -> Any:
@@ -100,7 +104,7 @@ def _comment(text: str | None) -> dict[str, str] | None:
 
 
 def spark_schema(columns: Sequence[Column], metadata: Sequence[str] = ()) -> Any:
-    """Return the `StructType` of rows with these columns, followed by these fields of `METADATA_FIELDS`."""
+    """Return the `StructType` of rows with these columns, followed by these fields of `PLACE_FIELDS`."""
     from pyspark.sql import types as spark
 
     kinds = {
@@ -108,9 +112,10 @@ def spark_schema(columns: Sequence[Column], metadata: Sequence[str] = ()) -> Any
         LOG_OFFSET_COLUMN: spark.LongType(),
         COMMIT_TIMESTAMP_COLUMN: spark.TimestampType(),
         BUCKET_COLUMN: spark.IntegerType(),
+        **{column.name: spark_type(column.type, column.name) for column in SYSTEM_COLUMNS},
     }
     fields = [spark.StructField(c.name, spark_type(c.type, c.name), c.nullable) for c in columns]
-    fields += [spark.StructField(name, kinds[name], METADATA_FIELDS[name].nullable) for name in metadata]
+    fields += [spark.StructField(name, kinds[name], PLACE_FIELDS[name].nullable) for name in metadata]
     return spark.StructType(fields)
 
 
@@ -140,7 +145,7 @@ def spark_arrow_type(data_type: DataType) -> pa.DataType:
 def spark_arrow_schema(columns: Sequence[Column], metadata: Sequence[str] = ()) -> pa.Schema:
     """Return the Arrow counterpart of `spark_schema`, to which `conform` casts."""
     fields = [pa.field(c.name, spark_arrow_type(c.type), nullable=c.nullable) for c in columns]
-    return pa.schema([*fields, *(METADATA_FIELDS[name] for name in metadata)])
+    return pa.schema([*fields, *(PLACE_FIELDS[name] for name in metadata)])
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

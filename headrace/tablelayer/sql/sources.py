@@ -155,7 +155,7 @@ def _of_changes(table: Table, name: str, path: str, options: ReadOptions, select
             f'{path} has a primary key, and its rows have no start: read its changes with "{path}$changelog"'
             " and the same hint, or by SELECT ... EMIT CHANGES"
         )
-    columns = _columns(table, select.columns_read.get(name))
+    columns = _columns(table.definition, select.columns_read.get(name))
     pushed = push_down(select.conditions.get(name, ()), table.definition.schema, DUCKDB).predicate
     wanted = None if pushed is None else arrow_expression(pushed, table.arrow_schema)
 
@@ -192,25 +192,18 @@ def _of_topic(topic: Topic, path: str, select: Select, name: str) -> Source:
 def _of_table(
     connection: Connection, table: Table, name: str, path: str, moment: Any, select: Select
 ) -> Source:
+    if path.endswith(LAKE_SUFFIX):
+        past = {} if moment is None else _lake_moment(path, moment)
+        scan = _of_lake(lambda scans: scans.union_scan(connection, path, **past))
+        return _of_view(scan, name, path, select)
     is_changelog = path.endswith(CHANGELOG_SUFFIX)
     names = table.definition.schema.names
-    columns = _columns(table, select.columns_read.get(name))
+    columns = _columns(table.definition, select.columns_read.get(name))
     shown = shown_columns(columns, names)
     if select.is_simple and table.definition.is_partitioned:
         table = pruned(table, select) or table
     pushed = push_down(select.conditions.get(name, ()), table.definition.schema, DUCKDB).predicate
     wanted = None if pushed is None else arrow_expression(pushed, table.arrow_schema)
-    from_lake = path.endswith(LAKE_SUFFIX)
-    if from_lake:
-        past = {} if moment is None else _lake_moment(path, moment)
-        return Source(
-            Step(path, "lake", shown, shown_filter(pushed)),
-            None,
-            lambda: _of_lake(
-                lambda scans: scans.union_scan(connection, path, columns, pushed, **past).reader()
-            ),
-            expected=table.arrow_schema,
-        )
     if is_changelog:
 
         def changes() -> pa.Table:
@@ -254,6 +247,20 @@ def _of_table(
         return schema, (pa.RecordBatch.from_arrays(piece.columns, schema=schema) for piece in pieces)
 
     return Source(step, table.arrow_schema, whole, batches if moment is None else None)
+
+
+def _of_view(scan: Any, name: str, path: str, select: Select) -> Source:
+    """Return the lake alone, which `scan` has pinned with all of its columns."""
+    schema = scan.definition.schema
+    columns = _columns(scan.definition, select.columns_read.get(name))
+    pushed = push_down(select.conditions.get(name, ()), schema, DUCKDB).predicate
+    step = Step(path, "lake", shown_columns(columns, schema.names), shown_filter(pushed))
+    return Source(
+        step,
+        None,
+        lambda: _of_lake(lambda _: scan.selecting(columns, pushed).reader()),
+        expected=scan.schema,
+    )
 
 
 def _halves(
@@ -330,8 +337,8 @@ def _of_lake(read: Callable[[Any], Any]) -> Any:
         raise SqlError(str(error)) from error
 
 
-def _columns(table: Table, wanted: Collection[str] | None) -> Sequence[str] | None:
-    schema: Any = table.definition.schema
+def _columns(definition: Any, wanted: Collection[str] | None) -> Sequence[str] | None:
+    schema: Any = definition.schema
     if wanted is None:
         return None
     chosen = [name for name in schema.names if name.lower() in wanted]

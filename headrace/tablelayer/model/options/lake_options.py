@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace.tablelayer.model.errors import invalid_table
 from headrace.tablelayer.model.options.option import Option, OptionType
-from headrace.tablelayer.model.options.option_types import TEXT
+from headrace.tablelayer.model.options.option_types import BOOLEAN, TEXT
 
 PAIMON_PREFIX = "paimon."
 PAIMON_DOC = (
@@ -20,9 +20,10 @@ PAIMON_DOC = (
 # Options on which tiering and its reads depend.
 _PAIMON_RESERVED = (
     "auto-create", "branch", "bucket", "bucket-key", "commit.user-prefix", "consumer-id", "data-evolution.enabled",
-    "data-file.thin-mode", "deletion-vectors.enabled", "dynamic-bucket.", "file.format", "headrace.", "ignore-delete",
-    "merge-engine", "partition", "path", "pk-clustering-override", "primary-key", "row-tracking.enabled",
-    "rowkind.field", "scan.", "sequence.field", "type", "write-only",
+    "data-file.thin-mode", "deletion-vectors.bitmap64", "dynamic-bucket.", "file.format.per.level", "headrace.",
+    "ignore-delete", "index-file-in-data-file-dir", "manifest.format", "merge-engine", "partition", "path",
+    "pk-clustering-override", "primary-key", "row-tracking.enabled", "rowkind.field", "scan.", "sequence.field", "type",
+    "write-only",
 )  # fmt: skip
 ICEBERG_PREFIX = "iceberg."
 ICEBERG_DOC = (
@@ -30,11 +31,18 @@ ICEBERG_DOC = (
     " iceberg.history.expire.max-snapshot-age-ms."
 )
 _ICEBERG_RESERVED = (
-    "format-version", "headrace.", "location", "write.delete.format.default", "write.delete.mode",
+    "headrace.", "location", "write.delete.format.default", "write.delete.mode",
     "write.distribution-mode", "write.format.default", "write.merge.distribution-mode", "write.merge.mode",
     "write.update.mode", "write.wap.",
 )  # fmt: skip
+ICEBERG_FORMAT_VERSION = "iceberg.format-version"
 _PAIMON_PRODUCERS = ("none", "lookup", "full-compaction")
+PAIMON_FILE_FORMAT = "paimon.file.format"
+PAIMON_DELETION_VECTORS = "paimon.deletion-vectors.enabled"
+PAIMON_PRODUCER = "paimon.changelog-producer"
+_PAIMON_EXPIRATION = "paimon.partition.expiration-"
+ORC, AVRO = "orc", "avro"
+_PAIMON_FILE_FORMATS = ("parquet", ORC, AVRO)
 
 
 def find_passed(name: str) -> Option[Any] | None:
@@ -46,6 +54,8 @@ def find_passed(name: str) -> Option[Any] | None:
         return _passed_to_paimon(name)
     if name.startswith(ICEBERG_PREFIX):
         _check_passed(name, ICEBERG_PREFIX, "Iceberg", _ICEBERG_RESERVED)
+        if name == ICEBERG_FORMAT_VERSION:
+            return Option(name, OptionType(_parse_format_version), None, ICEBERG_DOC)
         return Option(name, TEXT, None, ICEBERG_DOC)
     return None
 
@@ -53,8 +63,18 @@ def find_passed(name: str) -> Option[Any] | None:
 def _passed_to_paimon(name: str) -> Option[Any]:
     """Return an option of Paimon that tiering does not set itself. Raises TableError(INVALID_TABLE)."""
     _check_passed(name, PAIMON_PREFIX, "Paimon", _PAIMON_RESERVED)
-    if name.removeprefix(PAIMON_PREFIX) == "changelog-producer":
+    if name.startswith(_PAIMON_EXPIRATION):
+        raise invalid_table(
+            f"option '{name}' cannot be given: the rows of a table's partitions belong to it as long as the lake has"
+            " them, so that Paimon may not expire partitions that the server still has. Leave it out, and run Paimon's"
+            " procedure 'expire_partitions' for partitions that the table has dropped"
+        )
+    if name == PAIMON_PRODUCER:
         return Option(name, OptionType(_parse_producer), None, PAIMON_DOC, primary_key_only=True)
+    if name == PAIMON_DELETION_VECTORS:
+        return Option(name, BOOLEAN, None, PAIMON_DOC, primary_key_only=True)
+    if name == PAIMON_FILE_FORMAT:
+        return Option(name, OptionType(_parse_file_format), None, PAIMON_DOC)
     return Option(name, TEXT, None, PAIMON_DOC)
 
 
@@ -64,12 +84,28 @@ def _check_passed(name: str, prefix: str, lake: str, all_reserved: tuple[str, ..
         raise invalid_table(f"option '{name}' does not name an option of {lake}")
     for reserved in all_reserved:
         if own == reserved or (reserved.endswith(".") and own.startswith(reserved)):
-            raise invalid_table(f"option '{name}' cannot be given: tiering into {lake} sets it itself")
+            raise invalid_table(
+                f"option '{name}' cannot be given: tiering into {lake} sets it itself; leave it out"
+            )
 
 
 def passed_options(options: Mapping[str, str], prefix: str) -> dict[str, str]:
     """Return a table's options with this prefix, by their names in the lake format."""
     return {name.removeprefix(prefix): value for name, value in options.items() if name.startswith(prefix)}
+
+
+def _parse_format_version(text: str) -> str:
+    """Check a version of Iceberg's format. Version 1 has no deletes of rows."""
+    if text not in ("2", "3"):
+        raise ValueError("must be '2' or '3'")
+    return text
+
+
+def _parse_file_format(text: str) -> str:
+    """Check a format of data files."""
+    if text not in _PAIMON_FILE_FORMATS:
+        raise ValueError(f"must be one of {', '.join(repr(each) for each in _PAIMON_FILE_FORMATS)}")
+    return text
 
 
 def _parse_producer(text: str) -> str:

@@ -352,6 +352,13 @@ class TableOptions:
         "Maximum time that the lake may be behind the table; the tiering job plans its rounds by it.",
         alterable=True,
     )
+    datalake_system_columns = Option(
+        "table.datalake.system-columns",
+        BOOLEAN,
+        True,
+        "Whether the lake table, when the tiering job makes it, gets the columns __bucket, __offset and __timestamp: "
+        "the place of a row's last change in the log.",
+    )
     datalake_compaction = Option(
         "table.datalake.auto-compaction",
         BOOLEAN,

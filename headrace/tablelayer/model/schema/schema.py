@@ -21,7 +21,7 @@ from headrace.tablelayer.model.schema.aggregates import (
     AggregateFunction,
 )
 from headrace.tablelayer.model.strict_json import loads, whole_number
-from headrace.tablelayer.model.types.column_types import DataType, check_name
+from headrace.tablelayer.model.types.column_types import BIGINT, INT, DataType, check_name, timestamp_ltz
 from headrace.tablelayer.model.types.sizes import RowCost
 from headrace.tablelayer.model.types.text import parse_type
 from headrace.tablelayer.model.types.values import scalar
@@ -108,6 +108,15 @@ class Column:
             default=_optional_string(value.get("default")),
             initial=_optional_string(value.get("initial")),
         )
+
+
+SYSTEM_COLUMNS = tuple(
+    Column(2**31 - 3 + place, name, data_type)
+    for place, (name, data_type) in enumerate(
+        (("__bucket", INT), ("__offset", BIGINT), ("__timestamp", timestamp_ltz(6)))
+    )
+)
+"""Columns that the tiering job adds to a lake table: where a row was in the log. A table itself has none of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,11 +294,13 @@ def _validate(schema: Schema) -> None:
         raise invalid_table(f"schema id {schema.schema_id} is not between 0 and {MAX_SCHEMA_ID}")
     if not schema.columns:
         raise invalid_table("a table needs at least one column")
-    check_size(len(schema.columns), sum(1 + column.type.field_count for column in schema.columns))
+    own = [column for column in schema.columns if column not in SYSTEM_COLUMNS]
+    check_size(len(own), sum(1 + column.type.field_count for column in own))
     names: set[str] = set()
     ids: set[int] = set()
     for column in schema.columns:
-        check_column_name(column.name)
+        if column not in SYSTEM_COLUMNS:
+            check_column_name(column.name)
         if column.name in names:
             raise invalid_table(f"column '{column.name}' is given twice")
         if column.id in ids or not 0 <= column.id < 2**31:

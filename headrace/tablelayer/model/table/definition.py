@@ -26,7 +26,7 @@ from headrace.tablelayer.model.options.table_options import (
 )
 from headrace.tablelayer.model.rows.versions import SchemaVersions
 from headrace.tablelayer.model.schema.aggregates import Aggregate, is_aggregate_option, parse_options
-from headrace.tablelayer.model.schema.schema import NO_NESTED_KEY, Column, Schema
+from headrace.tablelayer.model.schema.schema import NO_NESTED_KEY, SYSTEM_COLUMNS, Column, Schema
 from headrace.tablelayer.model.strict_json import loads, whole_number
 from headrace.tablelayer.model.table.option_checks import check_iceberg_bucket_key, check_options
 from headrace.tablelayer.model.table.partition_keys import (
@@ -295,6 +295,16 @@ class StoredTable(TableDefinition):
         whole = not self.partition_keys
         return whole and not self.is_primary_key_table and not self.bucket_key
 
+    def with_system_columns(self) -> StoredTable:
+        """Return the table as its lake table has it, with `SYSTEM_COLUMNS` last."""
+        columns = (*self.schema.columns, *SYSTEM_COLUMNS)
+        return self._stored(schema=replace(self.schema, columns=columns))
+
+    def without_system_columns(self) -> StoredTable:
+        """Return the table itself."""
+        columns = tuple(column for column in self.schema.columns if column not in SYSTEM_COLUMNS)
+        return self._stored(schema=replace(self.schema, columns=columns))
+
     def with_buckets(self, count: int) -> StoredTable:
         """Return the same table with another number of buckets."""
         return self if count == self.bucket_count else self._stored(bucket_count=count)
@@ -367,6 +377,9 @@ def _validate(definition: TableDefinition) -> None:
             f"{table_options.MAX_BUCKET_COUNT}"
         )
     schema, bucket_key = definition.schema, definition.bucket_key
+    for column in SYSTEM_COLUMNS:
+        if column.name in schema:
+            raise invalid_table(f"column name '{column.name}' is reserved for lake tables")
     ids = [each.schema_id for each in (*definition.history, schema)]
     if ids != sorted(set(ids)):
         raise invalid_table(f"table {definition.path}: its schemas have the ids {ids}, which do not ascend")

@@ -10,7 +10,12 @@ from collections.abc import Mapping, Sequence
 from headrace.tablelayer.model.errors import invalid_table
 from headrace.tablelayer.model.options import table_options
 from headrace.tablelayer.model.options.kafka_formats import KafkaValueFormat
-from headrace.tablelayer.model.options.lake_options import ICEBERG_PREFIX, PAIMON_PREFIX
+from headrace.tablelayer.model.options.lake_options import (
+    ICEBERG_PREFIX,
+    PAIMON_DELETION_VECTORS,
+    PAIMON_PREFIX,
+    PAIMON_PRODUCER,
+)
 from headrace.tablelayer.model.options.table_options import (
     ChangelogImage,
     DatalakeFormat,
@@ -55,6 +60,11 @@ def check_options(
     _check_auto_increment(schema, settings, options)
     if settings.datalake_enabled:
         _check_lake_names(path, schema)
+    if options.get(PAIMON_DELETION_VECTORS) == "true" and options.get(PAIMON_PRODUCER) == "full-compaction":
+        raise invalid_table(
+            f"table {path}: '{PAIMON_PRODUCER}' = 'full-compaction' is not possible with '{PAIMON_DELETION_VECTORS}':"
+            " use 'lookup'"
+        )
     for prefix, lake in (
         (PAIMON_PREFIX, DatalakeFormat.PAIMON),
         (ICEBERG_PREFIX, DatalakeFormat.ICEBERG),
