@@ -17,6 +17,7 @@ from headrace.tablelayer.lake.tiering_job import run_tiering
 from headrace.tablelayer.lake.union_read import lake_then_stream, union_read
 from headrace.tablelayer.lake.union_scan import lake_metadata, union_scan
 from headrace.tablelayer.model.lake.offsets import PartitionBucket
+from headrace.tablelayer.spark.types import SYSTEM_FIELDS
 from headrace.tablelayer.sql.session import Session
 from headrace.tablelayer.tests.lake.paimon_world import rows_by_paimon
 from headrace.tablelayer.tests.spark.spark_tables import read_available
@@ -31,6 +32,11 @@ pytestmark = [
 COLUMNS = "d DATE, r STRING, id INT, v INT"
 KEYED = {"bucket.num": "2", "bucket.key": "id"}
 NESTED = {"iceberg": "", "paimon": ", n ROW<a INT, b ARRAY<STRING>>"}
+
+
+def own(row: dict[str, Any]) -> tuple[Any, ...]:
+    """Return a row without the columns that only the lake table has."""
+    return tuple(value for name, value in row.items() if name not in SYSTEM_FIELDS)
 
 
 class Lake:
@@ -75,11 +81,11 @@ class Lake:
 
     def rows(self, suffix: str = "") -> list[tuple[Any, ...]]:
         """In Spark; and the same without it, columns and a condition of one's own included."""
-        table = union_read(self.spark, self.address, self.path + suffix).toArrow().to_pylist()
-        found = sorted((tuple(row.values()) for row in table), key=str)
+        frame = union_read(self.spark, self.address, self.path + suffix)
+        found = sorted((own(row) for row in frame.toArrow().to_pylist()), key=str)
         if not suffix or self.status().commits:
             alone = union_scan(self.client, self.path + suffix).to_arrow().to_pylist()
-            assert sorted((tuple(row.values()) for row in alone), key=str) == found
+            assert sorted((own(row) for row in alone), key=str) == found
             some = union_scan(self.client, self.path + suffix, ["id"], "r = 'us' AND v > 4").to_arrow()
             assert sorted(some.column("id").to_pylist()) == sorted(
                 row[2] for row in found if row[1] == "us" and row[3] > 4
