@@ -11,5 +11,6 @@ from headrace.tablelayer.model.table.definition import TableDefinition
 
 def tiered_into(lake: Any, definition: TableDefinition) -> TieredTable:
     """A table whose lake is read by `lake`, a `LakeReader`."""
+    lake.shape = definition
     catalog = cast(LakeCatalog, SimpleNamespace(reader=lambda _: lake))
     return TieredTable(definition, catalog, None, getattr(lake, "dropped", {}))

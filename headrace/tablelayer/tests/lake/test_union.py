@@ -121,7 +121,6 @@ class LakeOfWorld:
     def __init__(self, world: World) -> None:
         self.world = world
         self.rows, self.tiered, self.dropped = list(world.lake), dict(world.tiered), dict(world.dropped)
-        self.shape = world.table
 
     def state(self, known: int | None) -> LakeState:
         return LakeState(1, 1, self.tiered) if self.tiered else LakeState()

@@ -23,6 +23,7 @@ from headrace.tablelayer.lake.reader import Piece
 from headrace.tablelayer.lake.union_scan import union_scan
 from headrace.tablelayer.model.schema.schema import Column
 from headrace.tablelayer.model.types.column_types import BIGINT, INT, STRING
+from headrace.tablelayer.spark.types import SYSTEM_FIELDS
 from headrace.tablelayer.sql.errors import SqlError
 from headrace.tablelayer.sql.session import Session
 from headrace.tablelayer.tests.lake.in_memory import tiered_into
@@ -141,7 +142,7 @@ def test_what_cannot_be_read_so_is_said(client: Connection) -> None:
     assert union_scan(client, f"{tiered}$lake").to_arrow().num_rows == 0
     (answer,) = Session(client).run(f'DESCRIBE "{tiered.split(".")[1]}$lake"')
     assert answer.rows is not None
-    assert answer.rows["column"].to_pylist() == ["id", "n", "name"]
+    assert answer.rows["column"].to_pylist() == ["id", "n", "name", *SYSTEM_FIELDS]
     client.table(tiered).upsert([{"id": 1, "n": 2, "name": "x"}])
     assert union_scan(client, tiered).to_arrow().to_pylist() == [{"id": 1, "n": 2, "name": "x"}]
     with (
