@@ -267,7 +267,7 @@ class Tables:
     def _rows(texts: Iterable[bytes | msgspec.Raw], columns: Iterable[Column]) -> pa.Table:
         try:
             batch = json_to_rows(
-                pa.array([bytes(text) for text in texts], pa.binary()),
+                pa.array(list(map(bytes, texts)), pa.binary()),
                 list(columns),
                 unknown_fields=UnknownFields.FAIL,
             )

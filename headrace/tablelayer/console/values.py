@@ -13,6 +13,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 if TYPE_CHECKING:
     from headrace.protocol.records.decode import RecordColumns
@@ -55,13 +56,34 @@ def plain(value: Any) -> Any:
 def rows_of(table: pa.Table | pa.RecordBatch) -> dict[str, Any]:
     """Return columns with their types, and rows as lists."""
     names = table.schema.names
-    columns = [[_value(each) for each in table.column(index)] for index in range(len(names))]
+    columns = [_values(table.column(index)) for index in range(len(names))]
     return {
         "columns": [
             {"name": name, "type": str(table.schema.field(index).type)} for index, name in enumerate(names)
         ],
-        "rows": [list(row) for row in zip(*columns, strict=True)] if names else [],
+        "rows": list(map(list, zip(*columns, strict=True))) if names else [],
     }
+
+
+def _values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """Return a column as JSON values: whole, if Arrow's own values are what `plain` makes of them."""
+    return list(column.to_pylist() if _is_plain(column) else map(_value, column))
+
+
+def _is_plain(column: pa.Array | pa.ChunkedArray) -> bool:
+    kind = column.type
+    if pa.types.is_boolean(kind) or pa.types.is_null(kind):
+        return True
+    if pa.types.is_integer(kind):
+        bounds = pc.min_max(column)
+        return (
+            not bounds["min"].is_valid or -_EXACT <= bounds["min"].as_py() <= bounds["max"].as_py() <= _EXACT
+        )
+    if pa.types.is_floating(kind):
+        return pc.all(pc.is_finite(column)).as_py() is not False
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return (pc.max(pc.binary_length(column)).as_py() or 0) <= TEXT_MAX
+    return False
 
 
 def _value(scalar: pa.Scalar) -> Any:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import msgspec
 import pyarrow as pa
 import pytest
 from pyarrow import flight
 
+from headrace.tablelayer.cli.console import _plan, _query
 from headrace.tablelayer.client import ClientConfig, Connection, connect
 from headrace.tablelayer.console.access import Access
+from headrace.tablelayer.console.tables import Sql, Statement, Tables, WrittenRows
 from headrace.tablelayer.flight.messages import packed
 from headrace.tablelayer.flight.server import FlightSql
 from headrace.tablelayer.tests.cli.conftest import Served
 from headrace.tablelayer.tests.lines import Counts, Lines, check_per_row
 
 pytestmark = pytest.mark.slow
+
+SQL = Sql(_query, _plan)
 
 FEW, MANY = 1_000, 9_000
 ALLOWED: dict[str, str] = {}
@@ -74,6 +79,16 @@ def by_flight(connection: Connection, table: str, count: int) -> None:
         server.close(5.0)
 
 
+def by_rest(connection: Connection, table: str, count: int) -> None:
+    shown = Tables(connection, SQL).sql(Statement(query=f"SELECT * FROM {table}"))
+    assert len(shown["rows"]) == count
+
+
+def written_by_rest(connection: Connection, table: str, count: int) -> None:
+    texts = [msgspec.Raw(msgspec.json.encode(row)) for row in rows(count).to_pylist()]
+    assert Tables(connection, SQL).write(table, WrittenRows(rows=texts)) == {"written": count}
+
+
 def spark_read(connection: Connection, table: str, count: int, mode: str) -> None:
     from headrace.tablelayer.spark.batch import HeadraceReader
     from headrace.tablelayer.spark.options import ReadOptions
@@ -108,6 +123,8 @@ FACES: dict[str, Callable[[Connection, str, int], None]] = {
     "INSERT SELECT": insert_select,
     "UPDATE WHERE": update_where,
     "Flight": by_flight,
+    "REST, SELECT": by_rest,
+    "REST, upsert": written_by_rest,
     "Spark, read of rows": lambda *given: spark_read(*given, "current"),
     "Spark, read of changes": lambda *given: spark_read(*given, "changelog"),
     "Spark, write": spark_write,

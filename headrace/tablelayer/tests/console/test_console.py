@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import json
 import re
 import subprocess
@@ -10,10 +11,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
@@ -32,7 +35,7 @@ from headrace.tablelayer.console.ring import FILE_BYTES, SERIES_MAX, Ring
 from headrace.tablelayer.console.tables import Sql, Tables
 from headrace.tablelayer.console.tails import BEHIND_MAX, ROWS_MAX, TEXT_BYTES_MAX, Tail, _catch_up
 from headrace.tablelayer.console.topics import Topics
-from headrace.tablelayer.console.values import plain, text_of
+from headrace.tablelayer.console.values import TEXT_MAX, plain, rows_of, text_of
 from headrace.tablelayer.tests.cli.conftest import ROOT, Served
 
 SQL = Sql(_query, _plan)
@@ -648,6 +651,37 @@ def test_values_lose_nothing_on_the_way_to_a_browser() -> None:
     odd = text_of(b"x" + "é".encode() * 40_000)
     assert odd is not None
     assert (odd["encoding"], len(odd["text"])) == ("utf-8", 32_768)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([1, None, 2**53], pa.int64()),
+        pa.array([1, None, 2**53 + 1], pa.int64()),
+        pa.array([-(2**53) - 1, 0], pa.int64()),
+        pa.array([2**64 - 1], pa.uint64()),
+        pa.array([None], pa.int32()),
+        pa.array([True, None]),
+        pa.nulls(2),
+        pa.array([1.5, None]),
+        pa.array([1.5, float("nan")]),
+        pa.array([float("-inf")], pa.float32()),
+        pa.array(["a", None]),
+        pa.array(["b", "x" * (TEXT_MAX + 1)], pa.large_string()),
+        pa.array([b"\xff", None]),
+        pa.array([Decimal("1.50"), None]),
+        pa.array([datetime.date(2024, 2, 29)]),
+        pa.array([{"a": 2**60}]),
+        pa.array([[None, 2**60]]),
+        pa.chunked_array([[1], [2**60]]),
+        pa.chunked_array([], pa.int8()),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_a_column_is_what_its_values_are_one_by_one(column: pa.Array | pa.ChunkedArray) -> None:
+    rows = rows_of(pa.table({"c": column}))["rows"]
+    assert rows == [[plain(each.as_py())] for each in column]
+    assert [[type(each)] for (each,) in rows] == [[type(plain(each.as_py()))] for each in column]
 
 
 def looked(at: float, ends: dict[str, dict[int, int]], cpu_ms: int = 0, **more: Any) -> Look:
