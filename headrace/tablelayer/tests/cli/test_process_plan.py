@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from headrace.broker.cluster.processes import ProcessesRoot, folder_of
 from headrace.broker.configs.broker_config import BrokerConfig
 from headrace.broker.configs.config_key import ConfigError
+from headrace.broker.partitions.data_dir import lock_directory
+from headrace.broker.runtime.disk import SystemDisk
+from headrace.broker.runtime.ports import SystemEntropy
+from headrace.tablelayer.cli import doctor
 from headrace.tablelayer.cli.options import LogFormat
 from headrace.tablelayer.cli.process_plan import ONE_REPLICA, ProcessOptions, plan_processes
 
@@ -82,3 +88,20 @@ def test_what_cannot_be_combined_is_refused(sets: dict[str, str], more: dict[str
 
 def test_ports_that_just_do_not_meet_are_planned() -> None:
     assert plan({"listeners": TWO.format(9095), **MAP}, metrics="127.0.0.1:9089")
+
+
+async def test_the_doctor_finds_the_processes_that_use_the_directory(tmp_path: Path) -> None:
+    def found() -> doctor.Finding:
+        running = doctor.Running({os.getpid(): "127.0.0.1:9092"})
+        (finding,) = [each for each in doctor.data_directory(tmp_path, running) if "in use" in each.what]
+        return finding
+
+    root = await ProcessesRoot.open(tmp_path, 0, 2, SystemDisk(), SystemEntropy())
+    assert found().what == f"in use by process {os.getpid()}, the server at 127.0.0.1:9092"
+    folder = folder_of(tmp_path, 1)
+    folder.mkdir()
+    lock = lock_directory(SystemDisk(), folder)
+    (folder / ".lock").write_text("1")
+    assert (found().verdict, found().what) == (doctor.Verdict.WARNING, "in use by process 1")
+    lock.release()
+    await root.close()

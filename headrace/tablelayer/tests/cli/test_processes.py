@@ -6,6 +6,7 @@ import os
 import random
 import re
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +18,6 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from headrace.tablelayer.client import ClientConfig, ClientError, Connection, connect
 from headrace.tablelayer.tests.cli.conftest import Served
-from headrace.tablelayer.tests.cli.test_serve import refused
 from simulator.ports import free_ports
 
 pytestmark = pytest.mark.slow
@@ -95,7 +95,6 @@ def test_processes_share_the_work_and_come_back_after_kills(
         rf"headrace is ready on {first} \(data \S+, 2 processes, broker ids 0 to 1\) in \d+\.\d s\n",
         served.ready,
     ), served.stop()
-    assert "is in use by another broker" in refused(*words)
 
     with connect(second) as connection:
         assert set(connection.kafka.create_topic("t", partitions=2).leaders.values()) == {0, 1}
@@ -144,16 +143,13 @@ def test_processes_share_the_work_and_come_back_after_kills(
 def test_a_process_that_cannot_start_ends_all_with_its_sentence(
     serve: Callable[..., Served], tmp_path: Path
 ) -> None:
-    port = free_ports(3)
-    taken = serve("--listen", f"127.0.0.1:{port + 1}", "--data", str(tmp_path / "single"))
-    words = ("--processes", "2", "--listen", f"127.0.0.1:{port}")
-    served = serve(*words, "--data", str(tmp_path / "data"))
-    code, out, err = served.stop()
+    port = free_ports(2)
+    with socket.create_server(("127.0.0.1", port + 1)):
+        served = serve("--processes", "2", "--listen", f"127.0.0.1:{port}", "--data", str(tmp_path / "data"))
+        code, out, err = served.stop()
     assert (code, served.ready, out) == (1, "", "")
     assert f"broker 1: cannot listen on 127.0.0.1:{port + 1}" in err
     assert err.rstrip().endswith("broker 1 did not start: exit code 1")
-    taken.stop()
-    assert "mkdir NEW && mv" in refused(*words, "--data", str(tmp_path / "single"))
 
 
 class Load:
