@@ -51,6 +51,24 @@ def _union_parts(*arguments: Any) -> Any:
     return union_parts(*arguments)
 
 
+def _missed_parts(*arguments: Any, **named: Any) -> Any:
+    from headrace.tablelayer.lake.union_parts import missed_parts
+
+    return missed_parts(*arguments, **named)
+
+
+def _expired_end(*arguments: Any) -> Any:
+    from headrace.tablelayer.lake.union_parts import expired_end
+
+    return expired_end(*arguments)
+
+
+def _missed_rows(*arguments: Any) -> Any:
+    from headrace.tablelayer.lake.missed_rows import planned
+
+    return planned(*arguments)
+
+
 def _read_union_part(*arguments: Any) -> Any:
     from headrace.tablelayer.lake.union_parts import read_part
 
@@ -72,6 +90,9 @@ def _lake_reader(options: Any, columns: list[str]) -> Any:
 _plugins.sql_session = _sql_session
 _plugins.union_scan = _union_scan
 _plugins.union_parts = _union_parts
+_plugins.missed_parts = _missed_parts
+_plugins.expired_end = _expired_end
+_plugins.missed_rows = _missed_rows
 _plugins.read_union_part = _read_union_part
 _plugins.lake_schema = _lake_schema
 _plugins.lake_reader = _lake_reader

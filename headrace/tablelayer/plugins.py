@@ -17,6 +17,18 @@ Raises ModuleNotFoundError where the lake's code is not installed, ClientError f
 union_parts: Callable[..., Any]
 """Plan the lake's half of a batch in Spark, see `tablelayer.lake.union_parts`."""
 
+missed_parts: Callable[..., Any]
+"""Plan rows that left the log before a stream in Spark read them, see `tablelayer.lake.union_parts`.
+
+Raises ModuleNotFoundError where the lake's code is not installed, ClientError if the lake does not have the rows.
+"""
+
+expired_end: Callable[..., Any]
+"""Return the end of an expired partition, see `tablelayer.lake.union_parts`. Errors as `missed_parts`."""
+
+missed_rows: Callable[..., Any]
+"""The same for a scan of the table client, see `tablelayer.lake.missed_rows.planned`. It blocks."""
+
 read_union_part: Callable[[Any, Any], Any]
 """Read one task's part of the lake's half, on the worker."""
 

@@ -3,6 +3,8 @@
 The driver pins the lake's snapshot and the log's offsets (`union_parts`). A task reads some data files of the lake. The
 log's half of a log table is ordinary splits from the tiered offsets on. For a primary-key table each task leaves out
 the keys that changed after the snapshot, which it reads from the log itself; one more task reads the changed rows.
+
+A stream that is behind the log of a log table reads the rows that it has missed in the same way (`missed_parts`).
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from headrace.tablelayer.lake.catalogs import tiered_table
+from headrace.tablelayer.lake.missed_rows import MissedRows, expired_rows, missed_rows
 from headrace.tablelayer.lake.reader import Piece
 from headrace.tablelayer.lake.union_scan import Pinned, UnionScan, union_scan
 from headrace.tablelayer.model.batches.batch import ChangeType
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.spark.options import ReadOptions
 from headrace.tablelayer.spark.splits import Rows, TableRead, finished
 from headrace.tablelayer.spark.worker import connection
@@ -76,6 +80,38 @@ def union_parts(
     return UnionParts(parts, scan.snapshot, scan.log_starts, scan.log_ends)
 
 
+class MissedPart(InputPartition):
+    """Some data files of the lake with rows that a stream has missed, see `missed_rows`."""
+
+    def __init__(self, missed: MissedRows, pieces: Sequence[str]) -> None:
+        super().__init__(None)
+        self.head, self.ranges, self.partition = missed.head, dict(missed.ranges), missed.partition
+        self.pieces = pieces
+
+
+def expired_end(options: ReadOptions, path: TablePath, starts: Mapping[int, int]) -> Mapping[int, int]:
+    """Return the end of a partition that has expired, by bucket; the start where no row follows. Raises LakeError."""
+    return expired_rows(connection(options.bootstrap), path, starts).log_starts
+
+
+def missed_parts(
+    options: ReadOptions,
+    path: TablePath,
+    starts: Mapping[int, int],
+    ends: Mapping[int, int],
+    *,
+    expired: bool = False,
+) -> tuple[list[MissedPart], Mapping[int, int]]:
+    """Plan the rows from `starts` to `ends` that the log of a table or partition does not have any more.
+
+    `expired`: the partition itself is gone. Return the tasks, and where the log goes on. Raises LakeError.
+    """
+    plan = expired_rows if expired else missed_rows
+    missed = plan(connection(options.bootstrap), path, starts, ends)
+    groups = _grouped(missed.pieces(), options.min_partitions)
+    return [MissedPart(missed, [each.key for each in group]) for group in groups], missed.log_starts
+
+
 def _grouped(pieces: Sequence[Piece], least: int) -> Iterator[list[Piece]]:
     """Group data files to about `_TASK_BYTES`, or to smaller groups if there would be fewer than `least`."""
     target = min(_TASK_BYTES, max(1, sum(each.size_bytes for each in pieces) // max(1, least)))
@@ -89,14 +125,21 @@ def _grouped(pieces: Sequence[Piece], least: int) -> Iterator[list[Piece]]:
         yield group
 
 
-def read_part(read: TableRead, part: UnionPart) -> Iterator[pa.RecordBatch]:
+def read_part(read: TableRead, part: UnionPart | MissedPart) -> Iterator[pa.RecordBatch]:
     """Yield a task's rows, in `read.arrow_schema()`, on the worker."""
     client = connection(read.bootstrap)
     tiered = tiered_table(client, str(read.definition.path), None)
+    lake = tiered.catalog.reader(read.definition)
+    if isinstance(part, MissedPart):
+        missed = MissedRows(lake.shape, part.head, part.ranges, {}, part.partition, lake)
+        for bucket, batch, offsets in missed.rows(read.needed(), part.pieces):
+            appended = np.full(batch.num_rows, ChangeType.APPEND, np.uint8)
+            yield from finished(read, bucket, [Rows(batch, appended, offsets, None)])
+        return
     scan = UnionScan.of_pinned(
         client,
         read.definition,
-        tiered.catalog.reader(read.definition),
+        lake,
         part.pinned,
         read.needed(),
         read.predicate,

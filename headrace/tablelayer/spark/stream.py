@@ -26,8 +26,9 @@
 - **Partitioned tables** are read as a whole. Partitions that are added are read from their beginning; dropped ones
   end, R18.3. A partition that is new to the stream, and whose log does not reach back to offset 0, begins with its
   state (a PK table whose stream began "full"); otherwise its rows count as lost.
-- **Lost rows**: if retention deletes rows that the stream has not read yet, `failOnDataLoss` (default true) stops the
-  query; with false it continues where the log begins.
+- **Lost rows**: if retention deletes rows that the stream has not read yet, they are read from the lake, each once
+  (`lake.missed_rows`). Where they are not in the lake (no tiering, a primary-key table), `failOnDataLoss` (default
+  true) stops the query; with false it continues where the log begins.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ from typing import Any, Self
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
+from headrace.tablelayer import plugins
+from headrace.tablelayer.client.errors import ClientError
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.table.partitions import Partition
 from headrace.tablelayer.spark.options import ReadOptions
@@ -54,6 +57,7 @@ from headrace.tablelayer.spark.planning import (
     resolve_partitions,
 )
 from headrace.tablelayer.spark.positions import (
+    Began,
     Offsets,
     PartitionAt,
     PartitionedPosition,
@@ -61,6 +65,7 @@ from headrace.tablelayer.spark.positions import (
     admit,
     batch_start,
     lost_ranges,
+    lost_text,
     partition_starts,
 )
 from headrace.tablelayer.spark.splits import Split, plan_splits, state_splits
@@ -258,6 +263,21 @@ class HeadraceStreamReader(DataSourceStreamReader):
         return "earliest" if start is None or start == "full" else start
 
     @property
+    def _beginning(self) -> str:
+        """The rows with which a stream begins if its options name no offsets."""
+        definition = self.read_plan.definition
+        if definition.is_primary_key_table:
+            return "the present rows"
+        return "all rows of lake and log" if self._lake_has_log else "the rows of the log"
+
+    @property
+    def _lake_has_log(self) -> bool:
+        """Whether the lake may have rows that left the log."""
+        definition = self.read_plan.definition
+        is_tiered = definition.settings.datalake_enabled and self.options.scan_mode == "full"
+        return is_tiered and not definition.is_primary_key_table
+
+    @property
     def _takes_lake(self) -> bool:
         """Whether this is a stream of a log table's rows from their beginning, which may be in the lake."""
         options, definition = self.options, self.read_plan.definition
@@ -298,12 +318,8 @@ class HeadraceStreamReader(DataSourceStreamReader):
                 if whole is not None:
                     return whole or [SplitPartition(Split(0, 0, 0))]
                 begin = dict.fromkeys(last.offsets, 0)
-            splits = plan_splits(
-                self._still_there(table, begin, last.offsets),
-                last.offsets,
-                min_count=self.options.min_partitions,
-                max_rows=self.options.max_records,
-            )
+            found = self._ranges(table, begin, last.offsets, self.options.min_partitions)
+            return found or [SplitPartition(Split(0, 0, 0))]
         return [SplitPartition(split) for split in splits or [Split(0, 0, 0)]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -336,32 +352,52 @@ class HeadraceStreamReader(DataSourceStreamReader):
                 " offsets are meaningless in the new table; start with a new checkpoint location",
             )
 
-    def _still_there(self, table: Any, start: Offsets, end: Offsets) -> Offsets:
-        """Return the start; if retention deleted part of the range and that is allowed, the first offsets that are
-        left.
+    def _ranges(
+        self, table: Any, start: Offsets, end: Offsets, least: int, partition: Partition | None = None
+    ) -> list[InputPartition]:
+        """Return the tasks for the rows of a table or partition between these offsets.
+
+        Rows that retention has deleted come from the lake, or are skipped if that is allowed.
         """
-        if all(start.get(bucket, 0) >= stop for bucket, stop in end.items()):
-            return start
+        begin: Offsets = start
+        parts: Sequence[InputPartition] = ()
+        if any(start.get(bucket, 0) < stop for bucket, stop in end.items()):
+            begin, parts = self._still_there(table, start, end)
+        splits = plan_splits(begin, end, min_count=least, max_rows=self.options.max_records)
+        return [*parts, *(SplitPartition(replace(split, partition=partition)) for split in splits)]
+
+    def _still_there(
+        self, table: Any, start: Offsets, end: Offsets
+    ) -> tuple[Offsets, Sequence[InputPartition]]:
+        """Return the start in the log, and tasks for the rows before it that the lake has."""
         lost = lost_ranges(
             {bucket: start.get(bucket, 0) for bucket in end},
             resolve(table, "earliest"),
             resolve(table, "latest"),
         )
         if not lost:
-            return start
-        bucket, (wanted, instead) = next(iter(lost.items()))
-        what = (
-            f"bucket {bucket} of {table.path} should be read from offset {wanted}, but its log"
-            f" {'begins' if instead > wanted else 'ends'} at {instead}"
-        )
+            return start, ()
+        why = ""
+        if self._lake_has_log and all(instead > wanted for wanted, instead in lost.values()):
+            try:
+                missed = {bucket: wanted for bucket, (wanted, _) in lost.items()}
+                parts, log_starts = plugins.missed_parts(self.options, table.path, missed, end)
+            except ClientError as error:
+                why = f". The lake does not help: {error}"
+            else:
+                return {**start, **log_starts}, parts
+        self._tell_lost(f"{lost_text(table.path, lost)}{why}")
+        return {**start, **{bucket: max(instead, 0) for bucket, (_, instead) in lost.items()}}, ()
+
+    def _tell_lost(self, what: str) -> None:
+        """Raise an error about lost rows, or log it if that is allowed."""
         if self.options.fail_on_data_loss:
             raise TableError(
                 TableErrorCode.SCAN_EXPIRED,
-                f"{what}: rows were deleted before this stream read them. Start with a new checkpoint location,"
-                " or set failOnDataLoss=false to continue with the remaining rows",
+                f"{what}. Start with a new checkpoint location, where a stream begins with {self._beginning}, or set"
+                " failOnDataLoss=false to continue with the remaining rows",
             )
-        logger.warning("%s: %d offsets are skipped (failOnDataLoss=false)", what, max(0, instead - wanted))
-        return {**start, **{bucket: max(instead, 0) for bucket, (_, instead) in lost.items()}}
+        logger.warning("%s. They are skipped (failOnDataLoss=false)", what)
 
 
 class PartitionedStreamReader(HeadraceStreamReader):
@@ -424,6 +460,8 @@ class PartitionedStreamReader(HeadraceStreamReader):
             )
             for name, each in latest.items()
         }
+        gone = {name: each for name, each in at.partitions.items() if name not in latest}
+        partitions |= self._unread_of_expired(table, gone)
         end = PartitionedPosition(self._table_id, partitions, at.began)
         if start is None:
             self._at = end
@@ -436,31 +474,59 @@ class PartitionedStreamReader(HeadraceStreamReader):
         self._resume(last)
         table = open_table(self.options.bootstrap, self.read_plan.definition)
         present = {each.name: each for each in table.partitions()}
-        splits: list[Split] = []
+        found: list[InputPartition] = []
         whole: dict[str, Offsets] = {}
         ranges = list(partition_starts(first, last))
         least = -(-self.options.min_partitions // max(1, len(ranges)))
         for name, at, begin in ranges:
             partition = present.get(name)
             if partition is None or str(partition.table_id) != at.table:
-                logger.warning(
-                    "partition %s of %s was dropped: its unread rows are skipped", name, table.path
-                )
+                expired = self._of_expired(table, name, begin, at.offsets) if partition is None else []
+                if not expired:
+                    logger.warning(
+                        "partition %s of %s was dropped: its unread rows are skipped", name, table.path
+                    )
+                found += expired
                 continue
             if isinstance(begin, str):
                 whole[name] = at.offsets
                 continue
-            found = self._planned(table, partition, begin, at.offsets, least)
-            splits += [replace(split, partition=partition) for split in found]
+            found += self._planned(table, partition, begin, at.offsets, least)
         is_first = first.initial and not last.began
         parts: list[InputPartition] | None = None
         if whole or is_first:
             parts = self._whole(table, whole, list(present.values()), expired=is_first)
         if parts is None:
             for name, ends in whole.items():
-                splits += [replace(split, partition=present[name]) for split in self._of_server(ends)]
-        found_parts: list[InputPartition] = [*(parts or ()), *(SplitPartition(split) for split in splits)]
-        return found_parts or [SplitPartition(Split(0, 0, 0))]
+                splits = self._of_server(ends)
+                found += [SplitPartition(replace(split, partition=present[name])) for split in splits]
+        return [*(parts or ()), *found] or [SplitPartition(Split(0, 0, 0))]
+
+    def _unread_of_expired(self, table: Any, gone: Mapping[str, PartitionAt]) -> dict[str, PartitionAt]:
+        """Return the ends of partitions that have expired, and whose rows in the lake were not all read."""
+        if not self._lake_has_log or not isinstance(self.options.end, str):
+            return {}
+        found = {}
+        for name, at in gone.items():
+            try:
+                ends = plugins.expired_end(self.options, table.path.of_partition(name), at.offsets)
+            except ClientError as error:
+                self._tell_lost(f"rows of partition {name} of {table.path}, which has expired: {error}")
+                continue
+            if ends != at.offsets:
+                found[name] = PartitionAt(at.table, ends)
+        return found
+
+    def _of_expired(self, table: Any, name: str, begin: Began, end: Offsets) -> list[InputPartition]:
+        """Return the tasks for rows of a partition that has expired; none if a client dropped it."""
+        if not self._lake_has_log or isinstance(begin, str):
+            return []
+        path = table.path.of_partition(name)
+        try:
+            return list(plugins.missed_parts(self.options, path, begin, end, expired=True)[0])
+        except ClientError as error:
+            self._tell_lost(f"rows of partition {name} of {table.path}, which has expired: {error}")
+            return []
 
     def _of_server(self, ends: Offsets) -> list[Split]:
         """Return the splits of a partition whose rows are all on the server."""
@@ -470,16 +536,13 @@ class PartitionedStreamReader(HeadraceStreamReader):
 
     def _planned(
         self, table: Any, partition: Partition, begin: Offsets, end: Offsets, least: int
-    ) -> list[Split]:
-        if all(begin.get(bucket, 0) >= stop for bucket, stop in end.items()):
-            return []
+    ) -> list[InputPartition]:
         try:
-            begin = self._still_there(table.partition(partition.name), begin, end)
+            return self._ranges(table.partition(partition.name), begin, end, least, partition)
         except TableError as error:
             if error.code not in (TableErrorCode.TABLE_NOT_FOUND, TableErrorCode.PARTITION_NOT_FOUND):
                 raise
             return []
-        return plan_splits(begin, end, min_count=least, max_rows=self.options.max_records)
 
     def _present(self, table: Any) -> list[Partition]:
         return partitions_needed(self.read_plan.definition, table.partitions(), self.options.predicate)

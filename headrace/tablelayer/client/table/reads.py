@@ -82,8 +82,9 @@ class Reads:
             as_of=as_of,
             condition=self._table.condition(filter),
             row_filter=row_filter,
-            united=self._table.united if start == "full" and as_of is None else None,
+            united=self._table.united,
             wanted=filter,
+            is_whole=start == "full" and as_of is None,
         )
 
     async def snapshot(

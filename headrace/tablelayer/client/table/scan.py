@@ -17,12 +17,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from headrace.protocol.errors import ErrorCode, KafkaError
+from headrace.tablelayer.client.errors import ClientError
 from headrace.tablelayer.client.read.offsets import AnyMoment
 from headrace.tablelayer.client.read.part_scan import PartScan, ScanBatch, seen
 from headrace.tablelayer.client.read.reader import Reader
 from headrace.tablelayer.client.table.parts import WHOLE, Parts
 from headrace.tablelayer.client.table.parts_scan import PartsScan
-from headrace.tablelayer.client.table.united import United
+from headrace.tablelayer.client.table.united import MissedScan, United
 from headrace.tablelayer.client.wire.cluster import Cluster
 from headrace.tablelayer.model.batches.batch import ChangeType
 from headrace.tablelayer.model.filters.filters import FilterLike
@@ -57,10 +59,12 @@ class AsyncScan:
         row_filter: bool = True,
         united: United | None = None,
         wanted: FilterLike = None,
+        is_whole: bool = False,
     ) -> None:
         """Make a scan; `condition` is an encoded filter (`model.filters.encode_filter`).
 
-        With `united` the scan begins with the lake's rows, if the log lacks its beginning; `wanted` is their filter.
+        `united` gives rows of the lake; `wanted` is their filter. They are those that left the log of a log table
+        before the scan read them. With `is_whole` the scan also begins with them, if the log lacks its beginning.
         """
         definition = parts.definition
         check_as_of(as_of, start, definition)
@@ -81,8 +85,8 @@ class AsyncScan:
             "row_filter": row_filter,
         }
 
-        def source(begin: Any) -> PartScan | PartsScan:
-            ends, definition = [begin, *places[1:]], parts.definition
+        def source(begin: Any, until: Any = places[1]) -> PartScan | PartsScan:
+            ends, definition = [begin, until, places[2]], parts.definition
             if definition.is_partitioned:
                 return PartsScan(cluster, parts, *ends, **asked)
             own = [place.get(WHOLE, {}) if isinstance(place, Mapping) else place for place in ends]
@@ -91,6 +95,7 @@ class AsyncScan:
         self._source = source(places[0])
         self._source_from = source
         self._united = united if united is not None and united.is_possible else None
+        self._is_whole = is_whole
         self._asked = (definition, columns, buckets, wanted)
         self._stream: AsyncGenerator[ScanBatch, None] | None = None
         self._next: asyncio.Future[ScanBatch | None] | None = None
@@ -106,7 +111,8 @@ class AsyncScan:
             if batch is not None:
                 return batch
         if self._stream is None:
-            self._stream = self._source.run() if self._united is None else self._of_both(self._united)
+            is_whole = self._is_whole and self._united is not None
+            self._stream = self._of_both() if is_whole else self._of_log()
         if self._next is None:
             self._next = asyncio.ensure_future(anext(self._stream, None))
             self._next.add_done_callback(seen)
@@ -117,9 +123,11 @@ class AsyncScan:
             raise StopAsyncIteration
         return batch
 
-    async def _of_both(self, united: United) -> AsyncGenerator[ScanBatch, None]:
+    async def _of_both(self) -> AsyncGenerator[ScanBatch, None]:
         """Yield the lake's rows, then the log from where they end; the log alone if it has its beginning."""
         definition, columns, buckets, wanted = self._asked
+        united = self._united
+        assert united is not None
         begin: Any = await united.starts()
         if begin is None:
             if buckets is not None:
@@ -141,9 +149,40 @@ class AsyncScan:
         if buckets is not None and begin != "full":
             begin = {name: {bucket: each[bucket] for bucket in buckets} for name, each in begin.items()}
         self._source = self._source_from(begin)
-        async with aclosing(self._source.run()) as batches:
+        async with aclosing(self._of_log()) as batches:
             async for piece in batches:
                 yield piece
+
+    async def _of_log(self) -> AsyncGenerator[ScanBatch, None]:
+        """Yield the log, and from the lake the rows that left it before they were read."""
+        while True:
+            try:
+                async with aclosing(self._source.run()) as batches:
+                    async for piece in batches:
+                        yield piece
+                return
+            except KafkaError as error:
+                missed = None
+                if error.code is ErrorCode.OFFSET_OUT_OF_RANGE:
+                    missed = await self._missed(error)
+                if missed is None:
+                    raise
+            _, columns, _, wanted = self._asked
+            async with aclosing(missed.batches(columns, wanted)) as rows:
+                async for bucket, batch, offsets in rows:
+                    yield _from_lake(batch, ChangeType.APPEND, bucket, offsets)
+            self._source = self._source_from({WHOLE: missed.log_starts}, {WHOLE: missed.until})
+
+    async def _missed(self, cause: KafkaError) -> MissedScan | None:
+        """Plan a read of the rows from the scan's positions on that the log lost; None if no lake may have them."""
+        source, definition = self._source, self._asked[0]
+        if self._united is None or definition.is_primary_key_table or isinstance(source, PartsScan):
+            return None
+        await source.close()
+        try:
+            return await self._united.missed(source.positions, source.ends)
+        except ClientError as error:
+            raise KafkaError(cause.code, f"{cause.message}. The lake does not help: {error}") from error
 
     def take_arrived(self) -> ScanBatch | None:
         """Return the next batch if it has arrived. Do not call it while another call waits for the next one."""
@@ -194,14 +233,16 @@ class AsyncScan:
             self._source.seek(places.get(WHOLE, {}))
 
 
-def _from_lake(batch: pa.RecordBatch, change: ChangeType) -> ScanBatch:
-    """Return rows that are in the lake. Their bucket, -1, and their offsets are not known."""
+def _from_lake(
+    batch: pa.RecordBatch, change: ChangeType, bucket: int = -1, offsets: np.ndarray | None = None
+) -> ScanBatch:
+    """Return rows that are in the lake. Bucket and offsets are -1 where they are not known."""
     count = batch.num_rows
     return ScanBatch(
-        bucket=-1,
+        bucket=bucket,
         batch=batch,
         change_types=np.full(count, change, np.uint8),
-        offsets=np.full(count, -1, np.int64),
+        offsets=np.full(count, -1, np.int64) if offsets is None else offsets,
         timestamp_ms=-1,
         from_snapshot=True,
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from functools import cache
 from typing import Any, Final, TypeVar
 
@@ -144,6 +145,37 @@ class United:
 
         return UnitedScan(await loop.run_in_executor(_threads(), plan))
 
+    async def missed(self, starts: Mapping[int, int], until: Mapping[int, int] | None) -> MissedScan:
+        """Plan a read of a log table's rows from these offsets on that have left its log.
+
+        Raises ClientError: the lake does not have them.
+        """
+        loop = asyncio.get_running_loop()
+        path = self._definition.path
+
+        def plan() -> Any:
+            try:
+                return plugins.missed_rows(self.cluster, loop, path, starts, until)
+            except ModuleNotFoundError as error:
+                raise ClientError(f"reading it needs {error.name}: pip install 'headrace[lake]'") from error
+
+        return MissedScan(await loop.run_in_executor(_threads(), plan), until)
+
+
+class MissedScan:
+    """A planned read of rows that have left the log; the log goes on at `log_starts`, up to `until`."""
+
+    def __init__(self, rows: Any, until: Mapping[int, int] | None) -> None:
+        self._rows = rows
+        self.until = until
+        self.log_starts: Mapping[int, int] = rows.log_starts
+
+    def batches(
+        self, columns: Sequence[str] | None, wanted: Any
+    ) -> AsyncGenerator[tuple[int, pa.RecordBatch, Any], None]:
+        """Iterate over (bucket, rows, their offsets)."""
+        return _iterated(self._rows.matching(columns, wanted))
+
 
 class UnitedScan:
     """A planned read: both halves are pinned."""
@@ -178,13 +210,19 @@ class UnitedScan:
 async def _in_threads(
     rows: Iterator[pa.RecordBatch], schema: pa.Schema
 ) -> AsyncGenerator[pa.RecordBatch, None]:
+    async with aclosing(_iterated(rows)) as batches:
+        async for batch in batches:
+            yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+
+
+async def _iterated(rows: Iterator[T]) -> AsyncGenerator[T, None]:
     loop = asyncio.get_running_loop()
     try:
         while True:
-            batch = await loop.run_in_executor(_threads(), next, rows, None)
-            if batch is None:
+            found = await loop.run_in_executor(_threads(), next, rows, None)
+            if found is None:
                 return
-            yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+            yield found
     finally:
         close = getattr(rows, "close", None)
         if close is not None and not loop.is_closed():

@@ -14,7 +14,7 @@ from pyiceberg.schema import Schema as IcebergSchema
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
-from pyiceberg.types import IntegerType, LongType, NestedField, StringType
+from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
 
 from headrace.tablelayer.client import Connection
 from headrace.tablelayer.lake.adapter import (
@@ -30,14 +30,24 @@ from headrace.tablelayer.lake.columns import COLUMNS_PROPERTY
 from headrace.tablelayer.lake.coordinator import ServerCoordinator
 from headrace.tablelayer.model.batches.batch import ChangeType
 from headrace.tablelayer.model.lake.offsets import PartitionBucket, offsets_to_json, without_dropped
+from headrace.tablelayer.model.schema.schema import SYSTEM_COLUMNS
 from headrace.tablelayer.model.types.column_types import TypeKind
+from headrace.tablelayer.spark.splits import Rows, with_metadata
 from headrace.tablelayer.tests.lake.hadoop_folder import HadoopFolder
 
-_TYPES = {TypeKind.BIGINT: LongType, TypeKind.INT: IntegerType, TypeKind.STRING: StringType}
+_TYPES = {
+    TypeKind.BIGINT: LongType,
+    TypeKind.INT: IntegerType,
+    TypeKind.STRING: StringType,
+    TypeKind.TIMESTAMP_LTZ: TimestamptzType,
+}
 
 
 class Tierer:
-    """The lake of one table of the types BIGINT, INT and STRING, as an Iceberg table in the server's warehouse."""
+    """The lake of one table of the types BIGINT, INT and STRING, as an Iceberg table in the server's warehouse.
+
+    That of a log table has system columns.
+    """
 
     def __init__(self, client: Connection, path: str) -> None:
         self.client, self.path = client, path
@@ -47,6 +57,8 @@ class Tierer:
         folder = warehouse / self.definition.path.database / self.definition.path.table
         (folder / "metadata").mkdir(parents=True)
         columns = self.definition.schema.columns
+        if not self.definition.is_primary_key_table:
+            columns = (*columns, *SYSTEM_COLUMNS)
         schema = IcebergSchema(
             *(
                 NestedField(at + 1, column.name, _TYPES[column.type.kind]())
@@ -129,8 +141,12 @@ class Tierer:
         found = []
         with table.scan(start={bucket: begin}, until={bucket: end}) as scan:
             for piece in scan:
-                rows = pa.table(piece.batch).cast(self.rows.schema)
                 if self.definition.is_primary_key_table:
+                    rows = pa.table(piece.batch).cast(self.rows.schema)
                     rows = rows.append_column("_change", pa.array(piece.change_types, pa.uint8()))
+                else:
+                    placed = Rows(piece.batch, piece.change_types, piece.offsets, piece.timestamp_ms)
+                    batch = with_metadata(placed, bucket, [column.name for column in SYSTEM_COLUMNS])
+                    rows = pa.table(batch).cast(self.rows.schema)
                 found.append(rows)
         return pa.concat_tables(found) if found else self.rows

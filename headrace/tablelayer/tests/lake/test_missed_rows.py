@@ -1,0 +1,174 @@
+"""Streams and scans that are behind a tiered table's log: the rows that the log has lost come from the lake, once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from headrace.protocol.errors import KafkaError
+from headrace.tablelayer.client import ClientConfig, Connection, connect
+from headrace.tablelayer.model.errors import TableError
+from headrace.tablelayer.spark.options import ReadOptions
+from headrace.tablelayer.spark.stream import stream_reader
+from headrace.tablelayer.tests.lake.test_plain_name import CuttingBroker, Query, Row, World, rows_of
+from headrace.tablelayer.tests.lake.test_plain_name import address as address
+from headrace.tablelayer.tests.lake.test_plain_name import client as client
+from headrace.tablelayer.tests.lake.test_plain_name import server as server
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_a_stream_that_is_behind_its_log_goes_on_from_the_lake(
+    server: CuttingBroker, client: Connection, partitioned: bool
+) -> None:
+    world = World(server, client, partitioned=partitioned)
+    world.append(20)
+    query, capped = Query(server, world), Query(server, world, maxOffsetsPerTrigger="3")
+    seen = query.batch()
+    assert seen == sorted(world.rows)
+    some = capped.batch()
+    assert len(some) == 3
+    for _ in range(2):
+        world.append(10)
+        world.tier()
+    world.expire()
+    world.append(7)
+    new = query.batch()
+    assert sorted(seen + new) == sorted(world.rows)
+    assert query.again() == new, "the same, by another process"
+    assert query.batch() == []
+    while batch := capped.batch():
+        assert len(batch) <= 3
+        some += batch
+    assert sorted(some) == sorted(world.rows), "each row once, although the log has only the last seven"
+
+
+def test_a_stream_goes_on_in_a_log_that_is_not_cut_as_far_as_it_is_tiered(
+    server: CuttingBroker, client: Connection
+) -> None:
+    world = World(server, client)
+    world.append(20)
+    query = Query(server, world)
+    seen = query.batch()
+    world.append(20)
+    behind = {bucket: offset + 2 for bucket, offset in world.table.offsets("latest").items()}
+    world.append(20)
+    world.tier()
+    world.expire(behind)
+    assert sorted(seen + query.batch()) == sorted(world.rows)
+
+
+def test_a_stream_reads_what_an_expired_partition_still_had(
+    server: CuttingBroker, client: Connection
+) -> None:
+    world = World(server, client, partitioned=True)
+    world.append(30)
+    query, dropped = Query(server, world), Query(server, world)
+    seen = query.batch()
+    dropped.batch()
+    world.append(15)
+    world.tier()
+    newest = sorted(set(world.rows) - set(seen))
+    world.expire_partition("b")
+    world.tier()  # its offsets are in no later snapshot
+    assert query.batch() == newest
+    assert query.again() == newest, "the same, by another process"
+    assert query.batch() == []
+    assert "b" not in query.at["partitions"], "its end was reached"
+    world.drop_partition("a")
+    assert dropped.batch() == [row for row in newest if row[2] != "a"], "a client dropped it"
+
+
+def test_a_stream_that_is_behind_asks_for_columns_and_places(
+    server: CuttingBroker, client: Connection
+) -> None:
+    world = World(server, client)
+    world.append(20)
+    query = Query(server, world, where=json.dumps([">=", "n", 4]))
+    query.batch()
+    start = world.table.offsets("latest")
+    world.append(20)
+    world.tier()
+    with world.table.scan(start=start, until="latest") as scan:
+        places = sorted((each.bucket, at) for each in scan for at in each.offsets.tolist())
+    world.expire()
+    newest = sorted(world.rows)[-20:]
+    assert query.batch() == [row for row in newest if row[1] is not None and row[1] >= 4]
+    given = {"bootstrap.servers": server.address, "table": world.path, "startingOffsets": json.dumps(start)}
+    reader = stream_reader(ReadOptions.parse(given), ["_log_offset", "id", "_bucket"])
+    parts = reader.partitions(reader.initialOffset(), reader.latestOffset())
+    found = [
+        tuple(row.values()) for each in parts for batch in reader.read(each) for row in batch.to_pylist()
+    ]
+    assert sorted((bucket, offset) for offset, _, bucket in found) == places
+    assert sorted(each for _, each, _ in found) == [row[0] for row in newest]
+
+
+@pytest.mark.parametrize(("keyed", "options"), [(True, {"mode": "upsert"}), (False, {"scan.mode": "log"})])
+def test_what_the_lake_does_not_have_is_lost_with_a_word(
+    server: CuttingBroker, client: Connection, keyed: bool, options: dict[str, str]
+) -> None:
+    world = World(server, client, keyed=keyed)
+    world.append(20)
+    query, easy = Query(server, world, **options), Query(server, world, failOnDataLoss="false", **options)
+    query.batch(), easy.batch()
+    behind = world.table.offsets("latest")
+    world.append(10)
+    world.tier()
+    world.expire()
+    world.append(4)
+    lost = sum(world.tierer.offsets.values()) - sum(behind.values())
+    assert lost == 10
+    with pytest.raises(
+        TableError, match=rf"{lost} offsets of {world.path} that this stream should read"
+    ) as said:
+        query.batch()
+    assert "failOnDataLoss=false" in said.value.message
+    assert ("the present rows" if keyed else "the rows of the log") in said.value.message
+    assert easy.batch() == sorted(world.rows)[-4:]
+
+
+def test_a_scan_that_is_behind_its_log_goes_on_from_the_lake(
+    server: CuttingBroker, client: Connection, address: str
+) -> None:
+    world = World(server, client)
+    world.append(20)
+    start = world.table.offsets("latest")
+    world.append(30)
+    world.tier()
+    world.expire()
+    world.append(5)
+
+    def scanned(connection: Connection = client, **asked: Any) -> list[Row]:
+        with connection.table(world.path).scan(start=start, until="latest", **asked) as scan:
+            found, at = [], dict(start)
+            for piece in scan:
+                found += rows_of(piece.batch)
+                assert piece.bucket >= 0
+                assert (piece.offsets >= at[piece.bucket]).all()
+            assert scan.positions == world.table.offsets("latest")
+        return sorted(found)
+
+    newest = sorted(world.rows)[-35:]
+    assert scanned() == newest
+    assert scanned(filter="n >= 4") == [row for row in newest if row[1] is not None and row[1] >= 4]
+    of_log = ClientConfig(scan_mode="log")
+    lost = r"offsets were deleted before this scan read them\. Go on at \d+"
+    with connect(address, of_log) as other, pytest.raises(KafkaError, match=lost):
+        scanned(other)
+
+
+def test_a_scan_goes_on_when_the_log_is_cut_before_it(server: CuttingBroker, client: Connection) -> None:
+    """The consumer is slow, and a round and retention pass it."""
+    world = World(server, client)
+    world.append(20)
+    with world.table.scan(start="earliest", poll_timeout=2) as scan:
+        found = rows_of(next(scan).batch)
+        for _ in range(3):
+            world.append(20)
+        world.tier()
+        world.expire()
+        world.append(5)
+        found += [row for piece in scan for row in rows_of(piece.batch)]
+    assert sorted(found) == sorted(world.rows)
