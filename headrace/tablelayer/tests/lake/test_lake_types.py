@@ -8,6 +8,8 @@ from uuid import UUID
 
 import pytest
 
+from headrace.tablelayer.lake.adapter import TABLE_ID_PROPERTY
+from headrace.tablelayer.lake.columns import column_properties, in_lake, stored_definition
 from headrace.tablelayer.lake.iceberg_columns import spark_ddl_type
 from headrace.tablelayer.lake.paimon_columns import paimon_type
 from headrace.tablelayer.model.schema.schema import Column, Schema
@@ -101,6 +103,18 @@ def test_a_table_itself_never_has_system_columns() -> None:
     assert wider.without_system_columns() == stored
     with pytest.raises(Exception, match="'__bucket' is reserved for lake tables"):
         TableDefinition.from_json(wider.to_json())
+
+
+def test_a_lake_table_has_the_system_columns_that_it_records() -> None:
+    plain = table("iceberg", parse_type("INT")).with_id(UUID(int=1))
+    wider = plain.with_system_columns()
+    assert in_lake(plain, None) == wider
+    assert in_lake(plain, {}) == plain
+    for shape in (plain, wider):
+        fields = {column.id: place for place, column in enumerate(shape.schema.columns)}
+        properties = {TABLE_ID_PROPERTY: str(plain.table_id), **column_properties(shape, fields)}
+        assert in_lake(plain, properties) == shape
+        assert stored_definition(plain, properties) == plain
 
 
 @pytest.mark.parametrize(
