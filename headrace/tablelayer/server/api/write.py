@@ -57,9 +57,17 @@ class WriteHandlers:
         if overwrite:
             check_overwritable(definition)
 
+        may_be_at_once = len(request.buckets) == 1  # more would hold up the event loop
+
         def put(bucket: KeyBucket, batch: memoryview) -> Awaitable[AppendInfo]:
             return bucket.put(
-                batch, targets, request.acks, request.timeout_ms, overwrite=overwrite, update=update
+                batch,
+                targets,
+                request.acks,
+                request.timeout_ms,
+                overwrite=overwrite,
+                update=update,
+                may_be_at_once=may_be_at_once,
             )
 
         return m.PutRowsResponse(buckets=await self._write(definition, request, KeyBucket, put))

@@ -61,6 +61,8 @@ _MERGES_REFUSED_MAX = 100
 """Maximum number of a batch's records that only a merge can refuse: each one costs another attempt to write the batch.
 """
 _REASON_LENGTH_MAX = 500
+_PARTS_AT_ONCE_MAX = 4
+"""Maximum number of other buckets to which a small batch is written on the event loop: half a millisecond."""
 # JSON is at least this much larger than stored Arrow; an underestimate only costs another fetch
 _EXPANSION = 4
 
@@ -355,7 +357,8 @@ class TableBucket:
         prepared: list[tuple[TableBucket, Any]] = []
         if parts:
             # Rows of other buckets must be as durable as acknowledged ones before the sequence is logged here.
-            if self.partition.log.config.flushes_by_count or self.partition.is_replicated:
+            apart = self.partition.log.config.flushes_by_count or self.partition.is_replicated
+            if apart or len(parts) > _PARTS_AT_ONCE_MAX:
                 return None
             forwarded = self.forwarded(header)
             for (topic, bucket), chosen in parts.items():

@@ -84,8 +84,10 @@ class KeyBucket(StoredBucket):
         *,
         overwrite: bool = False,
         update: bool = False,
+        may_be_at_once: bool = False,
     ) -> AppendInfo:
-        """Write a batch of a table client; `targets` are column ids of the writer's schema.
+        """Write a batch of a table client; `targets` are column ids of the writer's schema. A few rows are written on
+        the event loop if `may_be_at_once`.
 
         Raises KafkaError or TableError.
         """
@@ -94,7 +96,7 @@ class KeyBucket(StoredBucket):
         def source(now: TableDefinition) -> Operations:
             return decode_put(batch, now, targets, overwrite=overwrite, update=update)
 
-        info = self._put_at_once(source, header, batch)
+        info = self._put_at_once(source, header, batch) if may_be_at_once else None
         if info is not None:
             return await self.wait_published(info, acks, timeout_ms)
         info = await self.write_rows(source, Writer.of(header), opened_size_of(batch), acks, timeout_ms)

@@ -12,6 +12,7 @@ import pytest
 
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.protocol.records.header import iter_headers
+from headrace.tablelayer.model import messages as m
 from headrace.tablelayer.model.batches.batch import ArrowBatch
 from headrace.tablelayer.server import stored_message
 from headrace.tablelayer.server.store.kv import KeyValueStore
@@ -229,3 +230,24 @@ async def test_a_few_rows_of_a_table_client_have_the_effects_of_many(
         assert logged(world, ours) == logged(world, theirs)
         assert stored(world, ours) == stored(world, theirs)
         assert services.budget.used == 0
+
+
+async def test_more_buckets_than_a_turn_has_time_for_are_written_beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with tables(tmp_path) as world:
+        table = await create(world, f"CREATE TABLE t ({KEYED}) WITH ('bucket.num' = '8')")
+        hooks = [partition.hooks for partition in places(world, table)]
+        rows = [record({"id": number, "p": "a"}, is_delete=False) for number in range(16)]
+        assert (await hooks[0].produce(memoryview(batch(*rows)), -1, 60_000)).base_offset >= 0
+        assert hooks[0].produce_at_once(memoryview(batch(*rows))) is None
+        assert hooks[0].produce_at_once(memoryview(batch(rows[0]))) is not None
+        monkeypatch.setattr(Tablet, "prepare_few", None)
+        world.extension._services.has_put = True
+        parts = [
+            m.WriteBucket(bucket=bucket, batch=table.batch([{"id": 1, "p": "a"}], [3])) for bucket in (0, 1)
+        ]
+        answer = await table.broker.send(
+            m.PutRowsRequest(table_id=table.table_id, acks=-1, timeout_ms=60_000, buckets=parts)
+        )
+        assert [each.error_code for each in answer.buckets] == [0, 0]
