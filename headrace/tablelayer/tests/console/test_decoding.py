@@ -92,8 +92,7 @@ def test_avro_finds_the_types_that_its_schema_refers_to(registry: SchemaRegistry
     town = {"type": "enum", "name": "geo.Town", "symbols": ["OSLO", "ROME"]}
     place = {
         "type": "record",
-        "name": "Place",
-        "namespace": "geo",
+        "name": "geo.Place",
         "fields": [{"name": "town", "type": "Town"}],
     }
     trip = {
