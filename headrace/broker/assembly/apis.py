@@ -36,6 +36,7 @@ from headrace.broker.metrics.event_loop import TURN_CPU_SECONDS, TURN_SECONDS, L
 from headrace.broker.metrics.replication import REPLICATION_METRICS, ReplicationCollector
 from headrace.broker.metrics.requests import REQUEST_SECONDS, RequestMeter
 from headrace.broker.net.poller import measure_turns
+from headrace.broker.transactions.administration import TransactionAdministration
 from headrace.broker.transactions.handlers import TransactionHandlers
 
 if TYPE_CHECKING:
@@ -149,8 +150,9 @@ def _of_coordinators(
         *ProducerIdsApi(transactions, context.allocate_producer_id).declarations(),
         *group_apis(groups, transactions, patterns, metadata, context.identity, clock, entropy, slices),
         *TransactionHandlers(
-            transactions, metadata, context.replicas, context.allocate_producer_id, executor, clock, slices
+            transactions, metadata, context.replicas, context.allocate_producer_id, clock, slices
         ).declarations(),
+        *TransactionAdministration(transactions, context.replicas, executor, clock, slices).declarations(),
     ]
 
 

@@ -197,6 +197,10 @@ class TransactionCoordinator:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         return self.journal.unavailable(transactional_id)
 
+    def refusal(self, transactional_id: str) -> ErrorCode:
+        """Return NONE, or the reason why a request that names the id is refused."""
+        return self.unavailable(transactional_id) if transactional_id else ErrorCode.INVALID_REQUEST
+
     async def ask_coordinator(
         self, transactional_id: str, producer: tuple[int, int], partition: TopicPartition, *, announces: bool
     ) -> ErrorCode:
