@@ -11,10 +11,8 @@ For each partition of a topic with `remote.storage.enable` that is led here, one
   removed.
 - **Leftovers**: objects that no manifest names are removed after a start, and after anything that failed.
 
-So a crash, or a failure of the object store, leaves at most objects without a manifest, until the next turn. A manifest
-is created under the next number: a former leader finds the number taken, or a later one, and stops writing until it has
-read the newest manifest. If an answer is lost, the stored manifest shows its writer. A new writer creates a manifest
-before it creates or removes its first object (`_claim`).
+So a crash, or a failure of the object store, leaves at most objects without a manifest, until the next turn.
+`log_objects` says how a former leader is kept from writing.
 
 A single broker also copies its metadata (`cluster_copy`), always before segments of the topics in it; in a cluster the
 controller does (`shared_copy`). A new machine can start from the copy (`bootstrap`). A broker that notices this only
@@ -41,7 +39,7 @@ import dataclasses
 import json
 import logging
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import UUID
@@ -61,14 +59,8 @@ from headrace.broker.remote.cluster_copy import ClusterCopy, Place, ReplacedErro
 from headrace.broker.remote.counts import Counts
 from headrace.broker.remote.group_copy import GroupCopy
 from headrace.broker.remote.log import RemoteLog, newest_manifest, read_producers, remote_log_of
-from headrace.broker.remote.manifest import (
-    Manifest,
-    ManifestError,
-    RemoteSegment,
-    TopicNote,
-    manifest_number,
-    partition_folder,
-)
+from headrace.broker.remote.log_objects import FencedError, LogObjects
+from headrace.broker.remote.manifest import ManifestError, RemoteSegment, TopicNote, partition_folder
 from headrace.broker.remote.quotas import RemoteQuota
 from headrace.broker.remote.shared_copy import SharedCopy
 from headrace.broker.runtime import disk_errors
@@ -101,10 +93,6 @@ logger = logging.getLogger("headrace.remote")
 Result = TypeVar("Result")
 
 _PIECE_BYTES: Final = 4 << 20
-
-
-class FencedError(Exception):
-    """Another broker writes the manifests of this partition."""
 
 
 class RemoteLogManager:
@@ -168,6 +156,7 @@ class RemoteLogManager:
         self._place = Place(
             files, directory.cluster_id, directory.broker_id, self._writer, ages.time_ms, self._copier
         )
+        self._objects = LogObjects(files, self._writer, self._copier)
         self._cluster: ClusterCopy | SharedCopy
         if isinstance(store, EmbeddedStore):
             self._cluster = ClusterCopy(self._place, store)
@@ -421,9 +410,9 @@ class RemoteLogManager:
                 return
         await remote.load()
         if remote.is_cut:  # a manifest must not name objects that are about to be removed
-            await self._commit(log, remote, remote.manifest.segments)
+            await self._objects.commit(log, remote, remote.manifest.segments)
         if remote.has_leftovers:
-            await self._remove_leftovers(log, remote)
+            await self._objects.remove_leftovers(log, remote)
             remote.has_leftovers = False
         config = log.config
         if config.remote_storage_enable:
@@ -475,7 +464,7 @@ class RemoteLogManager:
             if partition.closed:
                 return
             await self._note_topic(partition)
-            await self._claim(log, remote)
+            await self._objects.claim(log, remote)
             producers = await self._run(self._producers_at, log, segment.end_offset)
             stored, index, time_index = self._described(log, segment, len(producers))
             remote.has_leftovers = True
@@ -494,7 +483,7 @@ class RemoteLogManager:
                 counts.copy_errors += 1
                 raise
             segments = (*remote.manifest.segments, stored)
-            await self._commit(log, remote, segments)
+            await self._objects.commit(log, remote, segments)
             remote.has_leftovers = False
             await asyncio.get_running_loop().run_in_executor(
                 self._executor, log.note_tiered, stored.end_offset
@@ -584,51 +573,6 @@ class RemoteLogManager:
     def _put_note(self, topic_id: UUID, note: TopicNote) -> None:
         self._files.put(f"{topic_id}/topic.json", msgspec.json.encode(note))
 
-    async def _commit(self, log: PartitionLog, remote: RemoteLog, segments: Sequence[RemoteSegment]) -> None:
-        """Commit these segments as the partition's. Raises FencedError, OSError."""
-        manifest = remote.manifest.with_segments(segments, self._writer, log.log_start_offset)
-        try:
-            await self._run(self._create, remote, manifest)
-        except BaseException:
-            remote.reload()  # the manifest may have been written
-            raise
-        remote.install(manifest)
-        remote.is_cut = False
-
-    def _create(self, remote: RemoteLog, manifest: Manifest) -> None:
-        name = f"{remote.folder}/{manifest.name}"
-        data = manifest.encode()
-        try:
-            self._files.put(name, data, create=True)
-        except FileExistsError:
-            if self._files.read(name) != data:
-                raise FencedError(
-                    f"{remote.name}: another broker writes to its remote storage; nothing is copied before its "
-                    "manifest is read again"
-                ) from None
-        self._check_newest(remote, manifest)
-        if manifest.number > 1:
-            with contextlib.suppress(OSError):  # a leftover
-                self._files.remove(f"{remote.folder}/{Manifest(manifest.number - 1).name}")
-
-    def _check_newest(self, remote: RemoteLog, manifest: Manifest) -> None:
-        """Check, in a thread, that there is no later manifest: a number that was free may have been used and removed by
-        another broker. Raises FencedError, OSError.
-        """
-        name = f"{remote.folder}/{manifest.name}"
-        if any(map(manifest_number, self._files.names(remote.folder, after=name))):
-            raise FencedError(
-                f"{remote.name}: another broker has written to its remote storage since manifest {manifest.number}; "
-                "nothing is copied or removed before its manifest is read again"
-            )
-
-    async def _claim(self, log: PartitionLog, remote: RemoteLog) -> None:
-        """Commit a manifest before an object is created or removed. An earlier leader may be about to name an object,
-        or to remove it as a leftover, and then finds its next number taken. Raises FencedError, OSError.
-        """
-        if remote.manifest.writer != self._writer:
-            await self._commit(log, remote, remote.manifest.segments)
-
     # -- removing ------------------------------------------------------------------------------------------
 
     async def _expire(self, partition: Partition, log: PartitionLog, remote: RemoteLog) -> None:
@@ -646,12 +590,13 @@ class RemoteLogManager:
         )
         if not count:
             if stored and log.log_start_offset > remote.manifest.log_start_offset:
-                await self._commit(log, remote, stored)  # deleted records must stay deleted for later owners
+                # Deleted records must stay deleted for later owners.
+                await self._objects.commit(log, remote, stored)
             return
         if stored[count - 1].end_offset > log.log_start_offset:
             log.delete_records(stored[count - 1].end_offset)
             partition.wake()
-        await self._drop(log, remote, stored[:count], stored[count:])
+        await self._objects.drop(log, remote, stored[:count], stored[count:])
         logger.info("%s: retention removed %d segments from remote storage", remote.name, count)
 
     def _floor(self, partition: Partition) -> int | None:
@@ -660,57 +605,13 @@ class RemoteLogManager:
         floors = [policy.retention_floor(partition) for policy in self._policies]
         return min((floor for floor in floors if floor is not None), default=None)
 
-    async def _drop(
-        self,
-        log: PartitionLog,
-        remote: RemoteLog,
-        gone: Sequence[RemoteSegment],
-        kept: Sequence[RemoteSegment],
-    ) -> None:
-        remote.has_leftovers = True
-        await self._commit(log, remote, kept)
-        for segment in gone:
-            remote.counts.deletions += 1
-            try:
-                await self._run(self._files.remove, f"{remote.folder}/{segment.name}")
-            except OSError:
-                remote.counts.delete_errors += 1
-                raise
-        remote.has_leftovers = False
-
     async def _forget(self, partition: Partition, log: PartitionLog, remote: RemoteLog) -> None:
         """Remove the remote part after remote storage was disabled: the log begins with its local part."""
         if log.local_start_offset > log.log_start_offset:
             log.delete_records(log.local_start_offset)
             partition.wake()
         if remote.manifest.segments:
-            await self._drop(log, remote, remote.manifest.segments, ())
-
-    async def _remove_leftovers(self, log: PartitionLog, remote: RemoteLog) -> None:
-        """Remove objects that no manifest names. Raises FencedError, OSError."""
-        names = await self._run(self._leftovers, remote)
-        if names:
-            await self._claim(log, remote)
-            await self._run(self._remove, names)
-
-    def _leftovers(self, remote: RemoteLog) -> list[str]:
-        """Return, in a thread, objects that the manifest does not name and that cannot have been created since it was.
-        Raises FencedError, OSError.
-        """
-        needed = {segment.name for segment in remote.manifest.segments}
-        found = []
-        for name in self._files.names(remote.folder):
-            number = manifest_number(name)
-            if number > remote.manifest.number:
-                remote.reload()
-                raise FencedError(f"{remote.name}: another broker has written to its remote storage")
-            if number < remote.manifest.number if number else name.rpartition("/")[2] not in needed:
-                found.append(name)
-        return found
-
-    def _remove(self, names: Iterable[str]) -> None:
-        for name in names:
-            self._files.remove(name)
+            await self._objects.drop(log, remote, remote.manifest.segments, ())
 
     async def _remove_deleted(self) -> None:
         """Remove the objects of deleted topics. In a cluster only the controller does it."""
