@@ -40,8 +40,9 @@ from headrace.broker.log.durability import Durability
 from headrace.broker.log.errors import CleaningAbandoned, HalfWrittenError, InRemoteStorage
 from headrace.broker.log.folder import LogFolder
 from headrace.broker.log.health import READ_ERRORS, LogHealth
+from headrace.broker.log.log_producers import LogProducers
 from headrace.broker.log.preparation import prepare
-from headrace.broker.log.producer_state import AppendedBatch, Producer, ProducerState
+from headrace.broker.log.producer_state import AppendedBatch, Producer
 from headrace.broker.log.removal import SegmentRemoval
 from headrace.broker.log.retention import retention_plan
 from headrace.broker.log.segment import Segment
@@ -50,6 +51,7 @@ from headrace.broker.log.slice import LogSlice
 from headrace.broker.log.stamp import stamp, stamp_with_time
 from headrace.broker.log.time_lookup import Opened
 from headrace.broker.log.transaction_index import AbortedTransaction
+from headrace.broker.log.truncation import LogTruncation
 from headrace.broker.log.validation import AppendOrigin, validate_batch
 from headrace.broker.runtime.disk import SystemDisk
 from headrace.broker.runtime.ports import Clock, Disk
@@ -110,7 +112,6 @@ class PartitionLog:
         self._background = background
         self._epochs = recovered.epochs
         self._epochs.truncate_from_start(begin.log_start_offset)
-        self._producers = recovered.producers
         self._chain = SegmentChain(
             disk,
             directory,
@@ -118,6 +119,7 @@ class PartitionLog:
             config,
             max(begin.log_start_offset, begin.compacted_to, begin.tiered_to),
         )
+        self._producers = LogProducers(disk, directory, self._chain, clock, recovered.producers)
         self._folder = LogFolder(disk, directory, companions, was_clean=recovered.report.was_clean)
         self._ready_epoch = -1
         """The leader epoch for which `_prepare_to_write` has nothing more to do, or -1."""
@@ -125,6 +127,16 @@ class PartitionLog:
         self._durability = Durability(self._chain, self._folder, self._epochs, self._health, begin)
         self._removal = SegmentRemoval(
             disk, self._chain, self._folder, self._epochs, self._durability, self._health, discard
+        )
+        self._truncation = LogTruncation(
+            directory.name,
+            clock,
+            self._chain,
+            self._folder,
+            self._epochs,
+            self._producers,
+            self._durability,
+            self._health,
         )
 
     @classmethod
@@ -231,7 +243,7 @@ class PartitionLog:
         """
         if not header.has_producer:
             return None
-        original = self._producer_state().check(header)
+        original = self._producers.state().check(header)
         return None if original is None else self._duplicate(original)
 
     def prepare(self, batch: Buffer, *, large: bool = True) -> memoryview:
@@ -273,9 +285,9 @@ class PartitionLog:
             if view is not sent:
                 # another codec changes the batch's size
                 header = validate_batch(view, config, origin, now_ms, effort)
-        producers = self._producers
+        producers = self._producers.loaded
         if producers is None:
-            producers = self._producer_state()
+            producers = self._producers.state()
         marker = None
         if header.attributes & CONTROL_BIT:
             marker = read_end_marker(view)
@@ -329,7 +341,7 @@ class PartitionLog:
         if timestamp < 0:
             segment.untimed_append_ms = now_ms
         if marker is not None:
-            aborted = self._producer_state().marker_appended(
+            aborted = self._producers.state().marker_appended(
                 header.producer_id,
                 header.producer_epoch,
                 marker,
@@ -340,7 +352,7 @@ class PartitionLog:
             if aborted is not None:
                 segment.aborted.append(aborted)
         elif header.producer_id != NO_PRODUCER_ID:
-            self._producer_state().update(header, base_offset, timestamp, self._clock.monotonic())
+            self._producers.state().update(header, base_offset, timestamp, self._clock.monotonic())
         self._chain.reader.appended(base_offset, position)
 
     def _duplicate(self, original: AppendedBatch) -> AppendInfo:
@@ -389,7 +401,7 @@ class PartitionLog:
                 self._durability.write_checkpoint()
         except OSError as error:
             raise self._health.storage_error("append to", error) from error
-        self._producer_state()
+        self._producers.state()
         for run in copies.writes():
             yield
             for part in self._parts(run):
@@ -446,7 +458,8 @@ class PartitionLog:
         """
         self.truncate_to(min(offset, self.log_start_offset))
         if offset != self.log_end_offset:
-            self._begin_at(offset, log_start_offset=offset, tiered_to=self.tiered_to)
+            self._ready_epoch = -1
+            self._truncation.start_at(offset, self.config, log_start_offset=offset, tiered_to=self.tiered_to)
 
     def begin_after(
         self, tiered_to: int, log_start_offset: int, epochs: Iterable[tuple[int, int]], producers: bytes
@@ -456,63 +469,24 @@ class PartitionLog:
         (KIP-405). Raises KafkaError.
         """
         self._health.check()
-        self._begin_at(
+        self._ready_epoch = -1
+        self._truncation.start_at(
             tiered_to,
+            self.config,
             log_start_offset=log_start_offset,
             tiered_to=tiered_to,
             epochs=epochs,
             producers=producers,
         )
 
-    def _begin_at(
-        self,
-        offset: int,
-        *,
-        log_start_offset: int,
-        tiered_to: int,
-        epochs: Iterable[tuple[int, int]] = (),
-        producers: bytes = b"",
-    ) -> None:
-        """Discard every local record; the log continues at `offset`, with these leader epochs and producers (the
-        contents of a snapshot). Raises KafkaError.
-        """
-        with self._durability.lock:
-            try:
-                known = ProducerState()
-                if producers:
-                    known = ProducerState.decode_snapshot(producers, self._clock.monotonic())
-                self._folder.unmark_clean()
-                self._ready_epoch = -1
-                self._chain.reader.forget()
-                self._folder.remove_snapshots()
-                self._folder.make()
-                self._durability.tiered_to = tiered_to
-                self._durability.write_checkpoint(log_start_offset)
-                self._chain.begin_at(offset, self.config)
-                self._producers = known
-                if producers:
-                    self._folder.write_snapshot(offset, self._producer_state)
-                self._epochs.truncate_from_end(0)
-                for epoch, start_offset in epochs:
-                    self._epochs.assign(epoch, start_offset)
-                self._epochs.truncate_from_start(log_start_offset)
-                self._folder.write_epochs(self._epochs, sync=True)
-                self._durability.recovery_point = offset
-            except (OSError, ValueError) as error:
-                self._health.fail(f"it could not continue at offset {offset}: {error}", error)
-                raise KafkaError(
-                    ErrorCode.KAFKA_STORAGE_ERROR,
-                    f"{self.directory.name} could not continue at offset {offset}: {error}",
-                ) from error
-
     # -- transactions --------------------------------------------------------------------------------------
 
     @property
     def first_unstable_offset(self) -> int | None:
         """The first offset of the earliest open transaction, None if none is open. Raises KafkaError."""
-        producers = self._producers
+        producers = self._producers.loaded
         if producers is None:
-            producers = self._health.reading(self._producer_state)
+            producers = self._health.reading(self._producers.state)
         offset = producers.first_unstable_offset
         return offset if offset is None else max(offset, self.log_start_offset)
 
@@ -529,36 +503,16 @@ class PartitionLog:
         return found
 
     def check_end_marker(self, producer_id: int, epoch: int, *, is_next_epoch: bool) -> None:
-        """Return whether a marker belongs to the transaction that is open here.
-
-        With transactions version 2 (`is_next_epoch`) its epoch is above that of the batches that it ends: a marker with
-        their own epoch is a late one of the transaction before. Raises KafkaError(INVALID_PRODUCER_EPOCH).
-        """
-        state = self._producer_state()
-        producer = state.producers.get(producer_id)
-        if producer is None or producer_id not in state.open_transactions:
-            return
-        if is_next_epoch and epoch <= producer.epoch:
-            raise KafkaError(
-                ErrorCode.INVALID_PRODUCER_EPOCH,
-                f"a marker of producer {producer_id} has epoch {epoch}, and a transaction of epoch "
-                f"{producer.epoch} is open: the marker belongs to one that ended before",
-            )
+        """Check a marker as `LogProducers.check_end_marker`. Raises KafkaError."""
+        self._producers.check_end_marker(producer_id, epoch, is_next_epoch=is_next_epoch)
 
     def producers(self) -> Mapping[int, Producer]:
         """The known producers by id, read-only."""
-        return self._producer_state().producers
+        return self._producers.state().producers
 
     def open_transactions(self) -> Mapping[int, int]:
         """First offsets of the open transactions by producer id, earliest first; read-only."""
-        return self._producer_state().open_transactions
-
-    def _producer_state(self) -> ProducerState:
-        if self._producers is None:
-            self._producers = recovery.load_producers(
-                self._disk, self.directory, self._chain.segments, self.log_end_offset, self._clock
-            )
-        return self._producers
+        return self._producers.state().open_transactions
 
     def _prepare_to_write(self, leader_epoch: int, base_offset: int) -> None:
         """Establish what a batch requires: no clean marker, an existing folder, and a known epoch.
@@ -597,7 +551,7 @@ class PartitionLog:
     def _roll(self) -> Segment:
         """Seal the active segment and begin another, whose file is made by its first batch."""
         self._chain.active.seal()
-        self._folder.write_snapshot(self.log_end_offset, self._producer_state)
+        self._folder.write_snapshot(self.log_end_offset, self._producers.state)
         self._folder.has_new_names = True
         self._chain.extend(self.config)
         if self._background is not None:
@@ -677,8 +631,7 @@ class PartitionLog:
         of its largest timestamp. When all records are too old, the active segment is deleted, too. Raises KafkaError.
         """
         self._health.check()
-        if self._producers is not None:
-            self._producers.expire(self._clock.monotonic(), self.config.producer_id_expiration_ms / 1000)
+        self._producers.expire(self.config.producer_id_expiration_ms)
         count = retention_plan(
             self._chain.sealed,
             self.config.retention,
@@ -722,8 +675,7 @@ class PartitionLog:
         The start of the log does not change. The active segment stays, as in Kafka. Raises KafkaError.
         """
         self._health.check()
-        if self._producers is not None:
-            self._producers.expire(self._clock.monotonic(), self.config.producer_id_expiration_ms / 1000)
+        self._producers.expire(self.config.producer_id_expiration_ms)
         count = retention_plan(
             self._chain.sealed,
             self.config.local_retention,
@@ -766,24 +718,8 @@ class PartitionLog:
         self._health.check()
         if offset >= self.log_end_offset:
             return
-        with self._durability.lock:
-            try:
-                self._truncate(offset)
-            except OSError as error:
-                self._health.fail(f"truncation to {offset} failed half-way: {error}", error)
-                raise self._health.storage_error("truncate", error) from error
-
-    def _truncate(self, offset: int) -> None:
-        self._folder.unmark_clean()
         self._ready_epoch = -1
-        self._producers = None
-        end_offset = offset
-        if offset >= self._chain.bases[0]:
-            end_offset = self._chain.from_offset(offset)[0].locate(offset)[1]
-        self._durability.truncate_to(end_offset)
-        self._chain.cut(offset, self.config, self._folder)
-        self._epochs.truncate_from_end(self.log_end_offset)
-        self._folder.write_epochs(self._epochs, sync=True)
+        self._truncation.truncate_to(offset, self.config)
 
     # -- compaction (for `compaction_run`) -----------------------------------------------------------------
 
@@ -795,13 +731,7 @@ class PartitionLog:
         return [segment for segment in self._chain.sealed if segment.size]
 
     def last_of_producers(self) -> dict[int, tuple[int | None, int]]:
-        """Return, for each known producer, the last offset of its last batch (None after a marker alone), and its
-        epoch.
-        """
-        return {
-            producer_id: (producer.batches[-1].last_offset if producer.batches else None, producer.epoch)
-            for producer_id, producer in self._producer_state().producers.items()
-        }
+        return self._producers.last_batches()
 
     def check_segments(self, group: Sequence[Segment]) -> None:
         """Raise CleaningAbandoned unless the segments are still there, one after another."""
@@ -893,7 +823,7 @@ class PartitionLog:
             # A small log is read at once, so it needs no files that make reading faster.
             is_small = self.segment_count == 1 and active.is_small and not active.has_index_files()
             if not is_small:
-                self._folder.write_snapshot(self.log_end_offset, self._producer_state)
+                self._folder.write_snapshot(self.log_end_offset, self._producers.state)
             if active.size:
                 active.write_transaction_index() if is_small else active.write_indexes()
             else:
