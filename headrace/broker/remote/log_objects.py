@@ -91,7 +91,7 @@ class LogObjects:
         gone: Sequence[RemoteSegment],
         kept: Sequence[RemoteSegment],
     ) -> None:
-        """Commit a manifest of the segments in `kept`, then remove the objects of `gone`. Raises FencedError, OSError."""
+        """Commit a manifest of the `kept` segments, then remove the others' objects. Raises FencedError, OSError."""
         remote.has_leftovers = True
         await self.commit(log, remote, kept)
         for segment in gone:

@@ -69,6 +69,12 @@ def manager(made: DirectBroker) -> RemoteLogManager:
     return found
 
 
+def use(made: DirectBroker, files: LocalFiles) -> None:
+    """Let the broker copy to this object store."""
+    found = manager(made)
+    found._files = found._objects._files = files
+
+
 def partition_of(made: DirectBroker) -> Partition:
     return made.context.replicas.partition("t", 0)
 
@@ -350,7 +356,7 @@ async def test_a_failure_at_any_step_loses_nothing_and_leaves_nothing(
         async with tiered(path) as made:
             await filled(made, segment_bytes="1500")
             files = FailingFiles(path / "remote")
-            manager(made)._files = files
+            use(made, files)
             files.at, files.after, files.stays = at, after, stays
             await tend(made)
             await delete_records(made, 15)
@@ -462,7 +468,7 @@ async def test_who_begins_takes_the_next_number_before_anything_else(
             super().remove(name)
 
     async with tiered(tmp_path) as made:
-        manager(made)._files = Watched(tmp_path / "remote")
+        use(made, Watched(tmp_path / "remote"))
         await tend(made)
     claim = f"{folder}/{before.with_segments((), '', 0).name}"
     of_segments = [name for name in done if name.endswith(".segment")]
@@ -760,7 +766,7 @@ class LateListing(LocalFiles):
 async def test_a_listing_that_is_late_hides_nothing(tmp_path: Path, behind: int) -> None:
     files = LateListing(tmp_path / "remote", behind)
     async with tiered(tmp_path) as made:
-        manager(made)._files = files
+        use(made, files)
         await filled(made, segment_bytes="1500")
         await tend(made)
         partition = partition_of(made)
