@@ -54,7 +54,7 @@ class Connection:
     __slots__ = (
         "_exchange",
         "_fd",
-        "_is_stranger",
+        "_is_unauthenticated",
         "_may_cancel",
         "_network",
         "_pending",
@@ -76,9 +76,9 @@ class Connection:
         self._fd = sock.fileno()
         self._exchange = exchange = Exchange(network.limits, network.pool, network.scratch)
         self._transport: Transport = PlainTransport(network, sock, exchange.incoming, exchange.unsent)
-        self._is_stranger = peer.session is None
-        if self._is_stranger:
-            exchange.incoming.size_max = network.limits.stranger_request_bytes_max
+        self._is_unauthenticated = peer.session is None
+        if self._is_unauthenticated:
+            exchange.incoming.size_max = network.limits.unauthenticated_request_bytes_max
         self._pending: asyncio.Future[Any] | None = None
         self._may_cancel = False
         self._reading = True
@@ -102,7 +102,7 @@ class Connection:
     def is_waiting_for_handler(self) -> bool:
         return self._exchange.is_pending
 
-    def has_hung_up_unheard(self) -> bool:
+    def has_disconnected_while_paused(self) -> bool:
         """Return whether the peer has disconnected while reading was paused because its requests wait."""
         if self._reading or self.closed:
             return False
@@ -129,8 +129,8 @@ class Connection:
         if exchange.frames and exchange.is_full:
             self.stop_reading()
             return
-        if self._is_stranger:
-            self._meet()
+        if self._is_unauthenticated:
+            self._check_authenticated()
         transport = self._transport
         try:
             if not transport.receive():
@@ -150,10 +150,10 @@ class Connection:
         if transport.has_ended:
             self.close("closed by the peer")
 
-    def _meet(self) -> None:
+    def _check_authenticated(self) -> None:
         """After authentication, allow requests of the full size."""
         if self.peer.session is not None:
-            self._is_stranger = False
+            self._is_unauthenticated = False
             self._exchange.incoming.size_max = self._network.limits.request_bytes_max
 
     def stop_reading(self) -> None:
@@ -266,10 +266,10 @@ class Connection:
             self.close("its request was cancelled")
         except Exception as error:  # noqa: BLE001 - ends this connection
             if isinstance(error, CloseConnection) and error.answer is not None:
-                self._say_last(error.answer)
+                self._send_last(error.answer)
             self._end_by(error)
 
-    def _say_last(self, answer: list[Part]) -> None:
+    def _send_last(self, answer: list[Part]) -> None:
         """Answer the frame that was taken, before closing. Bytes that the socket does not take at once are lost."""
         whole = self._exchange.answer(answer)
         if whole is not None:

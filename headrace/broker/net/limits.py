@@ -74,7 +74,7 @@ class Limits(msgspec.Struct, frozen=True):
     """Maximum number of handshakes in progress or waiting: 100 MB at 50 kB each."""
     handshakes_pending_per_address_max: int = 500
     """The same for one address: five seconds of its turns."""
-    stranger_request_bytes_max: int = 512 * 1024
+    unauthenticated_request_bytes_max: int = 512 * 1024
     """`sasl.server.max.receive.size`: a longer frame before authentication closes the connection."""
     drain_seconds: float = 3.0
     """Time that a stopping broker waits for requests in progress and for unsent answers, in seconds."""
@@ -89,7 +89,7 @@ def limits_of(config: BrokerConfig) -> Limits:
         send_buffer_bytes=config["socket.send.buffer.bytes"],
         receive_buffer_bytes=config["socket.receive.buffer.bytes"],
         descriptors_max=_descriptors_for_connections(),
-        stranger_request_bytes_max=config["sasl.server.max.receive.size"],
+        unauthenticated_request_bytes_max=config["sasl.server.max.receive.size"],
     )
 
 

@@ -295,13 +295,13 @@ class Network:
         self._per_address.take(host)
         self._slots.take(listening.name)
         self._close_excess()
-        is_stranger = listening.with_sasl or listening.encryption is not None
-        session = None if is_stranger else Session(ANONYMOUS, listening.name, since=self.loop.time())
+        must_authenticate = listening.with_sasl or listening.encryption is not None
+        session = None if must_authenticate else Session(ANONYMOUS, listening.name, since=self.loop.time())
         peer = Peer(self._next_id, host, port, listening.name, session)
         connection = Connection(self, sock, peer)
         self._connections[connection] = None
         if listening.encryption is None:
-            if is_stranger:
+            if must_authenticate:
                 self._expect(connection, limits.authentication_seconds_max, "it has not authenticated")
             return
         handshake = ServerHandshake(self, connection, listening.encryption, with_sasl=listening.with_sasl)
@@ -459,7 +459,7 @@ class Network:
         for connection in tuple(self._connections):
             # A peer that waits for the broker (a long poll, a join) is not idle; one that does not read its answers is.
             if connection.is_waiting_for_handler:
-                if connection.has_hung_up_unheard():
+                if connection.has_disconnected_while_paused():
                     connection.close("closed by the peer")
             elif connection.last_active < deadline:
                 connection.close("idle for too long", Fault.IDLE)

@@ -84,7 +84,7 @@ class Conversation:
 
     def __init__(self, inner: Callable[[Peer, bytes | memoryview], Answer]) -> None:
         self.exchange = Exchange(LIMITS, FramePool(1 << 20), memoryview(bytearray(256)))
-        self.exchange.incoming.size_max = LIMITS.stranger_request_bytes_max
+        self.exchange.incoming.size_max = LIMITS.unauthenticated_request_bytes_max
         self.peer = Peer(7, "10.0.0.7", 1, "SASL", None)
         self.told = b""
         self.passed: set[bytes] = set()
