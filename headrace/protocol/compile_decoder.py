@@ -2,10 +2,10 @@
 per run of fixed-size fields (lengths of the old encoding among them).
 
 The function takes (buffer, position, left) and returns (message, position, left), where `left` is what remains of the
-budget, in bytes. It raises DecodeError for what it notices itself; running off the end of the buffer surfaces as
-`struct.error` or IndexError and bad text as UnicodeDecodeError, which the caller translates.
+budget, in bytes. It raises DecodeError for what it checks itself. A buffer that ends too early raises `struct.error`
+or IndexError, and text that is not UTF-8 UnicodeDecodeError; the caller translates them.
 
-For large frames there is a second form of it, a generator that rests every few elements, so that other work can run
+For large frames there is a second form of it, a generator that yields every few elements, so that other work can run
 in between.
 
 Each allocation is checked first. A number of elements that cannot fit into the rest of the buffer at their minimum
@@ -28,14 +28,14 @@ from headrace.protocol.errors import DecodeError
 from headrace.protocol.fields import FORMATS, Declared, DeclaredMessage, Field
 
 Decoder = Callable[[Any, int, int], tuple[Any, int, int]]
-RestingDecoder = Callable[[Any, int, int], Generator[None, None, tuple[Any, int, int]]]
+SlicedDecoder = Callable[[Any, int, int], Generator[None, None, tuple[Any, int, int]]]
 
-ELEMENTS_PER_REST = 32
-"""Array elements between two rests of a resting decoder or encoder."""
+ELEMENTS_PER_SLICE = 32
+"""Array elements in one slice of a sliced decoder or encoder."""
 STRING_BYTES_MAX = 32_767
 """The same limit as in Kafka, although the compact encoding allows more: one string is not decoded in pieces.
 
-It holds for Kafka's own messages, where a decoder rests.
+It holds for Kafka's own messages, which may be decoded in slices.
 """
 _PRIVATE_KEYS_FROM = 10_000
 _LENGTH_OF_STRING = f"a length of a string, of at most {STRING_BYTES_MAX} bytes"
@@ -43,23 +43,23 @@ _LENGTH_OF_STRING = f"a length of a string, of at most {STRING_BYTES_MAX} bytes"
 
 def compile_decoder(cls: type[DeclaredMessage], version: int) -> Decoder:
     """The decoder of `cls` in `version`, which must be one of its versions."""
-    decoder: Decoder = _DecoderCompiler(cls, version, rests=False).compile()
+    decoder: Decoder = _DecoderCompiler(cls, version, in_slices=False).compile()
     return decoder
 
 
-def compile_resting_decoder(cls: type[DeclaredMessage], version: int) -> RestingDecoder:
+def compile_sliced_decoder(cls: type[DeclaredMessage], version: int) -> SlicedDecoder:
     """Compile the same as a generator, which yields every few elements and returns the same result."""
-    decoder: RestingDecoder = _DecoderCompiler(cls, version, rests=True).compile()
+    decoder: SlicedDecoder = _DecoderCompiler(cls, version, in_slices=True).compile()
     return decoder
 
 
 class _DecoderCompiler:
-    def __init__(self, cls: type[DeclaredMessage], version: int, *, rests: bool) -> None:
+    def __init__(self, cls: type[DeclaredMessage], version: int, *, in_slices: bool) -> None:
         self.cls = cls
         self.version = version
-        self.rests = rests
+        self.in_slices = in_slices
         api_key = getattr(cls, "API_KEY", _PRIVATE_KEYS_FROM)
-        self.bounds_strings = rests and cls.is_flexible(version) and api_key < _PRIVATE_KEYS_FROM
+        self.bounds_strings = in_slices and cls.is_flexible(version) and api_key < _PRIVATE_KEYS_FROM
         self.flexible = cls.is_flexible(version)
         self.source = Source()
         self.source.namespace.update(
@@ -91,9 +91,9 @@ class _DecoderCompiler:
         self.flush()
         source.line("if left < 0: raise exceeded(-left, 0)")
         source.line("return m, pos, left")
-        if self.rests:
+        if self.in_slices:
             source.line("yield")
-        kind = "resting decoder" if self.rests else "decoder"
+        kind = "sliced decoder" if self.in_slices else "decoder"
         return source.function("decode", f"{kind} of {self.cls.__name__} version {self.version}")
 
     def flush(self) -> None:
@@ -273,11 +273,11 @@ class _DecoderCompiler:
             line(f"{values} = []")
             line(assign.format(values))
             line(f"{add} = {values}.append")
-            index = self.source.fresh("k") if self.rests else "_"
+            index = self.source.fresh("k") if self.in_slices else "_"
             line(f"for {index} in range({count}):")
             self.source.depth += 1
-            if self.rests:
-                line(f"if not {index} % {ELEMENTS_PER_REST}: yield")
+            if self.in_slices:
+                line(f"if not {index} % {ELEMENTS_PER_SLICE}: yield")
             self.value(element, f"{add}({{}})", f"{path}[]")
             self.flush()
             self.source.depth -= 1
@@ -294,11 +294,11 @@ class _DecoderCompiler:
         self.varint(count)
         line(f"if 2 * {count} > end - pos: raise too_many({path + ' tagged fields'!r}, {count}, end - pos)")
         line(f"{last} = -1")
-        index = self.source.fresh("k") if self.rests else "_"
+        index = self.source.fresh("k") if self.in_slices else "_"
         line(f"for {index} in range({count}):")
         self.source.depth += 1
-        if self.rests:
-            line(f"if not {index} % {ELEMENTS_PER_REST}: yield")
+        if self.in_slices:
+            line(f"if not {index} % {ELEMENTS_PER_SLICE}: yield")
         self.varint(tag)
         line(f"if {tag} <= {last}: raise bad_tag({path!r}, {tag}, {last})")
         line(f"{last} = {tag}")

@@ -3,7 +3,7 @@ of fixed-size fields (lengths of the old encoding among them).
 
 The function takes the message and returns a list of buffers. Without records that is one; with records what is
 between them is one each, and each `records` value stands in the list by reference, whether it is a buffer or a region
-of a file. For large messages there is a second form of it, a generator that rests every few elements and gives many
+of a file. For large messages there is a second form of it, a generator that yields every few elements and gives many
 buffers. Values of a wrong type or out of range surface as `struct.error`, TypeError and the like, which the caller
 translates; a field that is set but not carried by the version is an EncodeError right away, as in Kafka.
 """
@@ -16,37 +16,37 @@ from struct import pack
 from typing import Any
 
 from headrace.protocol.compile import Source
-from headrace.protocol.compile_decoder import ELEMENTS_PER_REST
+from headrace.protocol.compile_decoder import ELEMENTS_PER_SLICE
 from headrace.protocol.errors import EncodeError, EncodeTooLarge
 from headrace.protocol.fields import FORMATS, STRUCT_DEFAULT, Declared, DeclaredMessage, Field
 from headrace.protocol.varint import ONE_BYTE, encode_unsigned_varint
 
 Encoder = Callable[[Any], list[Any]]
-RestingEncoder = Callable[[Any, int], Generator[None, None, list[Any]]]
+SlicedEncoder = Callable[[Any, int], Generator[None, None, list[Any]]]
 
 _CHUNKS_PER_PART = 512
 
 
 def compile_encoder(cls: type[DeclaredMessage], version: int) -> Encoder:
     """The encoder of `cls` in `version`, which must be one of its versions."""
-    encoder: Encoder = _EncoderCompiler(cls, version, rests=False).compile()
+    encoder: Encoder = _EncoderCompiler(cls, version, in_slices=False).compile()
     return encoder
 
 
-def compile_resting_encoder(cls: type[DeclaredMessage], version: int) -> RestingEncoder:
+def compile_sliced_encoder(cls: type[DeclaredMessage], version: int) -> SlicedEncoder:
     """Compile the same as a generator, which yields every few elements.
 
     Its second argument is the maximum number of bytes besides records; above it, it raises EncodeTooLarge.
     """
-    encoder: RestingEncoder = _EncoderCompiler(cls, version, rests=True).compile()
+    encoder: SlicedEncoder = _EncoderCompiler(cls, version, in_slices=True).compile()
     return encoder
 
 
 class _EncoderCompiler:
-    def __init__(self, cls: type[DeclaredMessage], version: int, *, rests: bool) -> None:
+    def __init__(self, cls: type[DeclaredMessage], version: int, *, in_slices: bool) -> None:
         self.cls = cls
         self.version = version
-        self.rests = rests
+        self.in_slices = in_slices
         self.flexible = cls.is_flexible(version)
         self.source = Source()
         self.source.namespace.update(
@@ -65,8 +65,8 @@ class _EncoderCompiler:
 
     def compile(self) -> Any:
         source = self.source
-        has_parts = self.rests or _carries_records(self.cls, self.version)
-        source.line("def encode(m, left):" if self.rests else "def encode(m):")
+        has_parts = self.in_slices or _carries_records(self.cls, self.version)
+        source.line("def encode(m, left):" if self.in_slices else "def encode(m):")
         source.depth += 1
         source.line("chunks = []")
         source.line("add = chunks.append")
@@ -74,7 +74,7 @@ class _EncoderCompiler:
             source.line("parts = []")
         self.structure(self.cls, "m", self.cls.__name__)
         self.flush()
-        if self.rests:
+        if self.in_slices:
             source.line("if chunks: parts.append(join(chunks)); left -= len(parts[-1])")
             source.line("if left < 0: raise too_large(m)")
             source.line("return parts")
@@ -84,7 +84,7 @@ class _EncoderCompiler:
             source.line("return parts")
         else:
             source.line("return [join(chunks)]")
-        kind = "resting encoder" if self.rests else "encoder"
+        kind = "sliced encoder" if self.in_slices else "encoder"
         return source.function("encode", f"{kind} of {self.cls.__name__} version {self.version}")
 
     def flush(self) -> None:
@@ -211,7 +211,7 @@ class _EncoderCompiler:
         line = self.source.line
         line(f"if {size} > 0:")
         line("    parts.append(join(chunks))")
-        if self.rests:
+        if self.in_slices:
             line("    left -= len(parts[-1])")
         line("    chunks.clear()")
         line(f"    parts.append({data})")
@@ -248,14 +248,14 @@ class _EncoderCompiler:
         item = self.source.fresh("i")
         line(f"if {size} > 0:")
         self.source.depth += 1
-        if self.rests:
+        if self.in_slices:
             index = self.source.fresh("k")
             line(f"for {index}, {item} in enumerate({values}):")
         else:
             line(f"for {item} in {values}:")
         self.source.depth += 1
-        if self.rests:
-            line(f"if not {index} % {ELEMENTS_PER_REST}:")
+        if self.in_slices:
+            line(f"if not {index} % {ELEMENTS_PER_SLICE}:")
             line("    yield")
             line(f"    if len(chunks) > {_CHUNKS_PER_PART}:")
             line("        parts.append(join(chunks))")

@@ -9,7 +9,7 @@
         max_wait_ms: int = int32()
         topics: list[FetchTopic] = array(FetchTopic)
 
-A class that others are made from gives them its fields, which come first.
+A subclass inherits the fields of its base class; they come first.
 
 Declaring gives a class with slots, a keyword-only constructor in which every field has a default, equality and a
 repr. Encoders and decoders are compiled on first use, one flat function per message and version (`protocol.compile`),
@@ -29,15 +29,15 @@ from headrace.protocol.budget import DEFAULT_BUDGET_BYTES, DecodeBudget
 from headrace.protocol.compile import compile_constructor
 from headrace.protocol.compile_decoder import (
     Decoder,
-    RestingDecoder,
+    SlicedDecoder,
     compile_decoder,
-    compile_resting_decoder,
+    compile_sliced_decoder,
 )
 from headrace.protocol.compile_encoder import (
     Encoder,
-    RestingEncoder,
+    SlicedEncoder,
     compile_encoder,
-    compile_resting_encoder,
+    compile_sliced_encoder,
     materialize,
 )
 from headrace.protocol.errors import DecodeError, EncodeError
@@ -118,7 +118,7 @@ class Struct(metaclass=StructMeta):
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         if "__init__" not in cls.__dict__:
-            # The constructor of a base class would not do: it has fewer fields.
+            # The compiled constructor of a base class lacks the fields that this class adds.
             cls.__init__ = Struct.__init__  # type: ignore[method-assign]
 
     def __eq__(self, other: object) -> bool:
@@ -151,8 +151,8 @@ class Message(Struct):
     """The first version with compact lengths and tagged fields; above MAX_VERSION when there is none."""
     _decoders: ClassVar[dict[int, Decoder]]
     _encoders: ClassVar[dict[int, Encoder]]
-    _resting_decoders: ClassVar[dict[int, RestingDecoder]]
-    _resting_encoders: ClassVar[dict[int, RestingEncoder]]
+    _sliced_decoders: ClassVar[dict[int, SlicedDecoder]]
+    _sliced_encoders: ClassVar[dict[int, SlicedEncoder]]
 
     def __init_subclass__(cls, *, versions: str = "", flexible: str = "none", **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -165,8 +165,8 @@ class Message(Struct):
         cls.FLEXIBLE_FROM = flexible_versions.low if flexible_versions.high >= 0 else known.high + 1
         cls._decoders = {}
         cls._encoders = {}
-        cls._resting_decoders = {}
-        cls._resting_encoders = {}
+        cls._sliced_decoders = {}
+        cls._sliced_encoders = {}
 
     @classmethod
     def is_flexible(cls, version: int) -> bool:
@@ -219,10 +219,10 @@ class Message(Struct):
         """`decode` as a generator that yields every few elements and returns the message: for large frames, whose
         decoding must let others run in between.
         """
-        decoder = cls._resting_decoders.get(version)
+        decoder = cls._sliced_decoders.get(version)
         if decoder is None:
             cls._check_version(version, DecodeError)
-            decoder = cls._resting_decoders[version] = compile_resting_decoder(cls, version)
+            decoder = cls._sliced_decoders[version] = compile_sliced_decoder(cls, version)
         try:
             message, end, budget.remaining_bytes = yield from decoder(
                 buffer, position, budget.remaining_bytes
@@ -286,10 +286,10 @@ class Message(Struct):
         Raises EncodeTooLarge when there are more than `bytes_max` bytes besides records, EncodeError as `encode`.
         """
         cls = type(self)
-        encoder = cls._resting_encoders.get(version)
+        encoder = cls._sliced_encoders.get(version)
         if encoder is None:
             cls._check_version(version, EncodeError)
-            encoder = cls._resting_encoders[version] = compile_resting_encoder(cls, version)
+            encoder = cls._sliced_encoders[version] = compile_sliced_encoder(cls, version)
         try:
             return (yield from encoder(self, bytes_max))
         except (struct_module.error, TypeError, AttributeError, ValueError, OverflowError) as error:
