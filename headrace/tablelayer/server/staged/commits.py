@@ -103,6 +103,9 @@ class StagedCommits:
     ) -> None:
         """Write the staged chunks of these attempts, in this order; return when all of them are visible.
 
+        The stages are: complete the writer's last batch, count and gather the chunks, save the decision, write. Nothing
+        is undone after the decision is saved: a failure leaves the rest to the same commit or to `resume_in`.
+
         `single` means that the writer has no second batch. Raises TableError STAGED_ROWS_MISSING if a chunk is missing
         (then nothing is decided), or a bucket's error, after which the same commit continues.
         """

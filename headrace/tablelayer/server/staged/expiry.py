@@ -44,12 +44,12 @@ class Expiry:
         row.
         """
         staged = await self._services.run(self._area.tables)
-        if not self._others.are_none:
+        if not self._others.is_empty:
             for table_id in staged:
                 await self._ledgers.load_table(table_id)  # other brokers may have decided
         tables = {*staged, *(table_id for table_id, _ in self._ledgers.known)}
         missing = {table_id for table_id in tables if not exists(table_id)}
-        gone = missing if self._others.are_none else missing & self._missing
+        gone = missing if self._others.is_empty else missing & self._missing
         self._missing = missing
         for (table_id, writer), ledger in list(self._ledgers.known.items()):
             if table_id in gone or (table_id not in missing and self._is_silent(ledger)):
@@ -70,7 +70,7 @@ class Expiry:
 
     async def _forget(self, table_id: UUID, writer: str, *, is_gone: bool) -> None:
         """Forget a ledger, unless its writer has returned."""
-        if not self._others.are_none and not is_gone:
+        if not self._others.is_empty and not is_gone:
             if not self._others.decides(self._tables.definition(table_id)):
                 del self._ledgers.known[table_id, writer]
                 return

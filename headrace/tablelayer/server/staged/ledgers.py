@@ -63,13 +63,13 @@ class Ledgers:
 
     async def read_again(self, table_id: UUID, writer: str) -> None:
         """Read a ledger again, because another broker may have decided."""
-        if not self._others.are_none:
+        if not self._others.is_empty:
             await self._restore(table_id, _name(table_id, writer))
 
     async def is_decided(self, table_id: UUID, writer: str, batch_id: int) -> bool:
         """Return whether any broker has decided this batch or a later one, so that staging for it is useless."""
         ledger = self.get(table_id, writer)
-        if not self._others.are_none:
+        if not self._others.is_empty:
             node = await self._store.get(f"{_ROOT}/{_name(table_id, writer)}")
             ledger = None if node is None else Ledger.from_json(node.data)
         return ledger is not None and ledger.batch_id >= batch_id

@@ -40,12 +40,13 @@ class OtherBrokers:
         self._turn = 0
 
     @property
-    def are_none(self) -> bool:
+    def is_empty(self) -> bool:
+        """Return whether this broker is the only one of the cluster."""
         return self._metadata.is_alone
 
     def decides(self, definition: StoredTable) -> bool:
         """Return whether this broker leads the table's first bucket."""
-        return self.are_none or self.leader_of(definition.path.topic, bucket_of_table(0)) is None
+        return self.is_empty or self.leader_of(definition.path.topic, bucket_of_table(0)) is None
 
     def check_decides(self, definition: StoredTable) -> None:
         """Raise KafkaError(NOT_LEADER_OR_FOLLOWER) unless this broker decides about a table."""
@@ -57,7 +58,7 @@ class OtherBrokers:
 
     def leader_of(self, topic: str | None, place: Place) -> int | None:
         """Return a bucket's leader, NO_LEADER if there is none, None if it is this broker."""
-        if self.are_none:
+        if self.is_empty:
             return None
         state = None if topic is None else self._metadata.state(topic, place.bucket)
         leader = NO_LEADER if state is None else state.leader
@@ -70,7 +71,7 @@ class OtherBrokers:
 
         Raises KafkaError(LEADER_NOT_AVAILABLE) if a leader of these topics does not answer, or a bucket has no leader.
         """
-        if self.are_none:
+        if self.is_empty:
             return {}
         leaders = {
             state.leader
@@ -120,7 +121,7 @@ class OtherBrokers:
 
     def replicas_of(self, topic: str, bucket: int) -> list[int]:
         """Return the other brokers that may lead a bucket next: its replicas in sync."""
-        state = None if self.are_none else self._metadata.state(topic, bucket)
+        state = None if self.is_empty else self._metadata.state(topic, bucket)
         return [] if state is None else [broker for broker in state.isr if broker != self.own_id]
 
     async def keep(self, broker: int, request: m.KeepStagedRequest) -> None:
@@ -144,14 +145,14 @@ class OtherBrokers:
             raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, error.message) from None
         _check(answer)
 
-    def unheard(self, topic: str | None, place: Place, heard: Collection[int]) -> list[int]:
-        """Return the replicas of a bucket that are not in `heard`."""
-        state = None if self.are_none or topic is None else self._metadata.state(topic, place.bucket)
-        return [] if state is None else sorted({*state.replicas} - {*heard})
+    def without_answer(self, topic: str | None, place: Place, answered: Collection[int]) -> list[int]:
+        """Return the replicas of a bucket that are not in `answered`."""
+        state = None if self.is_empty or topic is None else self._metadata.state(topic, place.bucket)
+        return [] if state is None else sorted({*state.replicas} - {*answered})
 
     async def drop(self, table_id: UUID, writer: str, batch_id: int, attempts: Sequence[str]) -> None:
         """Have other brokers forget attempts. A broker that is not reached forgets them after a day."""
-        if self.are_none:
+        if self.is_empty:
             return
         request = m.DropStagedRequest(
             table_id=table_id, writer=writer, batch_id=batch_id, attempts=list(attempts)

@@ -118,7 +118,7 @@ class ChunkSharing:
         """
         own_id = self._others.own_id
         own = await self._services.run(self._area.counts, definition.table_id, writer, batch_id, attempts)
-        if self._others.are_none:
+        if self._others.is_empty:
             return own, [own_id]
         topics = [definition.path.topic]
         if definition.is_partitioned:

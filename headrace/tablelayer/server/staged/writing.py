@@ -85,7 +85,7 @@ class DecidedBatches:
         """
         if ledger.chunks is None:
             return
-        staged, heard = await self._sharing.gather(
+        staged, answered = await self._sharing.gather(
             definition, ledger.writer, ledger.batch_id, ledger.attempts
         )
         for place in places:
@@ -93,7 +93,7 @@ class DecidedBatches:
             there = sum(counts.get(place, 0) for counts in staged.values())
             if there == decided:
                 continue
-            away = self._others.unheard(self._tables.topic(definition, place), place, heard)
+            away = self._others.without_answer(self._tables.topic(definition, place), place, answered)
             if away and there < decided:
                 raise KafkaError(
                     ErrorCode.LEADER_NOT_AVAILABLE,
@@ -162,7 +162,7 @@ class DecidedBatches:
         decided = ledger.chunks_for(place, otherwise=number)
         if number == decided:
             return
-        if self._others.are_none:
+        if self._others.is_empty:
             raise ledger.rows_missing(place, number, decided)
         # This broker became the leader after the decision; a repeated commit gives it the missing chunks.
         raise KafkaError(
