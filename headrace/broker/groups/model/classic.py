@@ -17,10 +17,15 @@ class Phase(Enum):
     """The states of a classic group. The values are Kafka's names, which clients are shown."""
 
     EMPTY = "Empty"
+    """No members. The group may have committed offsets. The first JoinGroup begins a rebalance."""
     PREPARING_REBALANCE = "PreparingRebalance"
+    """The join phase: JoinGroup requests wait until all members have joined, or a deadline passes."""
     COMPLETING_REBALANCE = "CompletingRebalance"
+    """The sync phase: SyncGroup requests wait until the leader's assignment is stored."""
     STABLE = "Stable"
+    """Every member has its assignment. A changed, new or lost member begins a rebalance."""
     DEAD = "Dead"
+    """The group was deleted. Requests that still find it are answered with COORDINATOR_NOT_AVAILABLE."""
 
 
 class Member(msgspec.Struct):
