@@ -60,7 +60,7 @@ KEPT_PARTITIONS_MIN = 50  # below, encoding costs less than comparing the reques
 KEPT_ANSWERS_MAX, KEPT_BYTES_MAX = 32, 1 << 20
 KEPT_TOPICS_MAX = 1000  # above, comparing the request takes long itself
 ALL_TOPICS_BYTES_MAX = 1 << 31  # a frame cannot have more; every client asks for all topics at some time
-ALL_KEPT_BYTES_MAX = 64 << 20  # of answers for all topics, when more than one is kept
+ALL_KEPT_BYTES_MAX = 64 << 20  # limit of all kept answers for all topics, if there are several
 SEEN_KEPT_MAX = 10_000  # maximum number of principals whose visible topics are remembered: 3 MB
 _PARTITION_BYTES = 30  # approximate bytes in an answer
 

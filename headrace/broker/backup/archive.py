@@ -49,8 +49,8 @@ class FilesGoneError(BackupError):
 
 
 class StoredFile(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One file of a data directory: its chunks in order, or its text. `written_ms` is the file system's of broker
-    `node`; -1: of the only broker.
+    """One file of a data directory: its chunks in order, or its text. `written_ms` is the time that the
+    file system of broker `node` reports; -1 stands for the only broker.
     """
 
     path: str

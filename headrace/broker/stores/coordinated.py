@@ -249,7 +249,7 @@ class CoordinatedStore:
             if asked is not None and not asked.done():
                 asked.set_result(answer)
             elif answer.refusal is not None and answer.refusal.kind == SESSION_OVER:
-                self._ended(int(answer.refusal.message))  # of a watch, whose answer nothing waits for
+                self._ended(int(answer.refusal.message))  # the answer to a watch: no request waits for it
         self._is_lost = True
         self._lease_end = -math.inf
         for asked in self._asked.values():

@@ -59,7 +59,7 @@ logger = logging.getLogger("headrace.zookeeper")
 Result = TypeVar("Result")
 
 REQUEST_BYTES_MAX = 1_000_000  # jute.maxbuffer is 1,048,575 bytes; paths, versions and headers come on top
-OPERATION_BYTES = 64  # of each operation, beside its path and data
+OPERATION_BYTES = 64  # size of an operation without its path and data
 LEASE_OF_SESSION = 0.8
 CLOCKS_APART_MS = 10_000
 """Difference of the clocks from which a warning is logged: more than a slow answer takes."""

@@ -171,7 +171,7 @@ def load() -> Callable[..., tuple[int, int, int, int]]:
         from headrace.protocol.records import kernels
 
         nothing = np.zeros(1, np.uint8)
-        for payload in (nothing, kernels.frozen(nothing, np.uint8)):  # of decompressed records, and of frames
+        for payload in (nothing, kernels.frozen(nothing, np.uint8)):  # decompressed records, and frames
             kernels.check_records(payload, 1, 1)
         _kernel = kernels.check_records
     return _kernel

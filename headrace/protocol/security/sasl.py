@@ -101,7 +101,7 @@ class Scram:
         iterations = int(number) if number.isascii() and number.isdigit() and len(number) < 10 else 0
         if not ITERATIONS_MIN <= iterations <= ITERATIONS_MAX:
             raise SaslError(
-                f"it asks for {number[:12]} iterations: {ITERATIONS_MIN} to {ITERATIONS_MAX} are taken"
+                f"it asks for {number[:12]} iterations; {ITERATIONS_MIN} to {ITERATIONS_MAX} are accepted"
             )
         if not salt:
             raise SaslError("it gives no salt")

@@ -241,7 +241,7 @@ def _users_of(path: Path) -> list[str]:
     disk = SystemDisk()
     try:
         folders = folders_of(disk, path)
-    except ConfigError:  # of another version, or damaged: a start says so
+    except ConfigError:  # another version's file, or a damaged one: a start reports it
         folders = []
     found = [holder(disk, each) for each in folders]
     return [each for each in found if each is not None] or [

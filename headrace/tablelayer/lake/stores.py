@@ -157,6 +157,6 @@ def create_only(spark: Any, uri: str, text: str) -> bool:
         stream.close()
     except Py4JJavaError:
         if files.exists(path):
-            return False  # of another writer, or of this one if only the answer was lost: the caller compares
+            return False  # another writer's, or this one's if only the answer was lost: the caller compares
         raise
     return True

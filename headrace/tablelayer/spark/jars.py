@@ -250,7 +250,7 @@ def _jars(artifacts: Artifacts, prefix: str, what: str, report: Callable[[str], 
     if given:
         return _jars_of_folder(Path(given), artifacts)
     try:
-        from pyspark.version import __version__ as spark_version  # of SPARK_HOME, under spark-submit
+        from pyspark.version import __version__ as spark_version  # spark-submit: of SPARK_HOME
     except ModuleNotFoundError:
         raise SparkSetupError("pyspark is not installed: pip install 'headrace[spark]'.") from None
     folder = _cache_root() / f"{prefix}-{spark_version}-{_list_hash(artifacts, spark_version)}"

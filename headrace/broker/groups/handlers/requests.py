@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from headrace.broker.groups.coordinator import GroupCoordinator
     from headrace.broker.metadata.cluster import ClusterMetadata
 
-FIRST_VERSION_WITH_IDS = 10  # of OffsetCommit and OffsetFetch
+FIRST_VERSION_WITH_IDS = 10  # the same for OffsetCommit and OffsetFetch
 
 
 def after_journal(

@@ -43,7 +43,7 @@ class _Patterns:
     def __init__(self) -> None:
         self.literal: dict[str, _Entries] = {}
         self.prefixed: dict[str, _Entries] = {}
-        self.lengths: list[int] = []  # of the prefixes, each once, ascending
+        self.lengths: list[int] = []  # the lengths of the prefixes, each once, ascending
         self.of_principal: dict[str, dict[Acl, None]] = {}
 
     def about(self, name: str) -> Iterator[_Entries]:

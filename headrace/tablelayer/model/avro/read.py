@@ -133,7 +133,7 @@ class _Reader:
         units: Mapping[str, str] | None = None,
     ) -> None:
         self.units = units or {}
-        self.unit: str | None = None  # of the column that is being read
+        self.unit: str | None = None  # the unit of the column that is being read
         self.texts, self.writer = texts, writer
         self.data = sealed(texts.data)
         self.fail_unknown = fail_unknown

@@ -391,7 +391,7 @@ def _past(table: str, version: exp.Version) -> PastTable:
 
 
 def _misplaced_hint(sql: str, start: int, text: str, hints: Sequence[tuple[int, int]]) -> DdlError:
-    """Return the error about a hint with which a query cannot be read; that of the query, if it has one without."""
+    """Return the error of a query that cannot be parsed with its hints: its own error if it also fails without them."""
     plain = text
     for first, last in hints:
         plain = plain[:first] + " " * (last - first) + plain[last:]

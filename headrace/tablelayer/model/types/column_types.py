@@ -28,7 +28,7 @@ MAX_LENGTH = 2**31 - 1  # Arrow's 32-bit offsets
 MAX_NESTING_DEPTH = (
     16  # types inside of each other; Arrow's own reader has a limit of 64, where a MAP counts twice
 )
-MAX_NESTED_FIELDS = 1000  # of one column in total: the number of columns that a table may have
+MAX_NESTED_FIELDS = 1000  # in one column: as many as a table may have columns
 MAX_NAME_LENGTH = 255
 
 

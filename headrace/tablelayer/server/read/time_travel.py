@@ -108,7 +108,7 @@ class PastStates:
             state = self._open[bucket, offset] = PastState(making)
         state.holders += 1
         try:
-            # A cancelled reader does not stop it for other readers, nor for its own next attempt.
+            # The shield: a cancelled reader does not stop the work for other readers, or for its own next attempt.
             return await asyncio.shield(state.making)
         except BaseException:
             await self.release(bucket, offset)

@@ -24,7 +24,7 @@ _BLOOM_BITS = 10  # 1 % of the lookups of absent keys read a block
 _BLOCK_BYTES = 16 << 10  # batches of sorted keys meet in blocks of this size
 _BLOCK_HASH_RATIO = 0.75  # RocksDB's own advice
 _MEMTABLE_BYTES_MIN = 512 << 10
-_MEMTABLE_BLOOM_RATIO = 0.02  # of a memtable: 320 KiB, enough for 250,000 keys
+_MEMTABLE_BLOOM_RATIO = 0.02  # share of a memtable: 320 KiB, enough for 250,000 keys
 
 
 class SharedMemory:
