@@ -10,7 +10,7 @@ the rows, so offsets and rows cannot disagree. The server keeps only a copy. Pro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import UUID
@@ -149,15 +149,17 @@ def replaced_partitions(base: LakeState, offsets: Offsets) -> list[str]:
     )
 
 
-def hidden_partitions(state: LakeState) -> list[str]:
+def hidden_partitions(state: LakeState, existing: Collection[Any]) -> list[str]:
     """Return the names of partitions whose rows in the lake do not belong to the table: clients dropped them.
 
-    The lake's rows are those of a later partition if its snapshot has offsets of one.
+    The lake's rows are those of a later partition if its snapshot has offsets of one that is among the `existing`
+    places. Others are earlier ones: a client may have dropped several of a name since the last round.
     """
     later = {
         place.partition
         for place in state.offsets
         if isinstance(place, PartitionBucket)
+        and place in existing
         and state.dropped.get(place.partition, place.table_id) != place.table_id
     }
     return sorted(state.dropped.keys() - later)

@@ -80,7 +80,7 @@ def union_read(spark: Any, bootstrap: Bootstrap, table: str, *, warehouse: str |
     if state.head is None:
         return _living(tail) if definition.is_primary_key_table else tail
     changes = sum(offset - start[place] for place, offset in end.items())
-    lake = _without(opened.lake.read(state.head), definition, hidden_partitions(state))
+    lake = _without(opened.lake.read(state.head), definition, hidden_partitions(state, end))
     return merge_tail(lake, tail, definition, changes)
 
 
@@ -118,7 +118,8 @@ def lake_then_stream(
     reader = reader.option("table", table).options(**options)
     present = opened.source.latest() if opened.definition.is_partitioned else state.offsets
     starting = json.dumps(_stream_start(state.offsets, present))
-    lake = _without(opened.lake.read(state.head), opened.definition, hidden_partitions(state))
+    hidden = hidden_partitions(state, present)
+    lake = _without(opened.lake.read(state.head), opened.definition, hidden)
     return lake, reader.option("startingOffsets", starting).load()
 
 

@@ -119,7 +119,7 @@ def union_scan(
         if all(tail.reaches_back() for tail in tails):
             wanted, pruning = _in_partitions(definition, only, filter, predicate)
             scan = UnionScan(connection, definition, lake, state, tails, columns, wanted, pruning)
-            scan.without(hidden_partitions(state) if until is None or expired else None)
+            scan.without(hidden_partitions(state, present) if until is None or expired else None)
             return scan
     raise LogCutError(
         f"the log of {definition.path} begins after the end of the lake's last round: the rows in between are missing"

@@ -64,6 +64,7 @@ class GonePartitions(msgspec.Struct, frozen=True):
             place.partition
             for place in tiered
             if isinstance(place, PartitionBucket)
+            and place in existing
             and self.dropped.get(place.partition, place.table_id) != place.table_id
         }
         expired = self.expired or self.has_expired({*known, *tiered}, existing)
