@@ -72,6 +72,17 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the tests that share a module's fixture to one worker, which makes the fixture once."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") or not isinstance(item, pytest.Function):
+            continue
+        used = item._fixtureinfo.name2fixturedefs.values()
+        if any(each[-1].scope == "module" for each in used):
+            item.add_marker(pytest.mark.xdist_group(item.path.relative_to(item.config.rootpath).as_posix()))
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Fetch the requirements of a test before its time begins. If one is not available, the test says so."""
