@@ -50,7 +50,7 @@ demo-cluster: setup  ## three brokers and ZooKeeper; brokers are killed, restart
 
 # Kafka's own tools are fetched while the first tests run.
 test: setup  ## all tests that take minutes, not hours
-	@$(BIN)/python -m bench.kafka_peer > /dev/null 2>&1 & $(BIN)/python -m pytest -n 4 --dist loadgroup
+	@$(BIN)/python -m bench.kafka_peer > /dev/null 2>&1 & $(BIN)/python -m pytest -n 3 --dist loadgroup
 
 quick: setup  ## the tests that take seconds
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not spark and not soak" headrace simulator mutants docsite prose

@@ -201,8 +201,8 @@ def test_progress_is_shown_on_a_terminal_and_nowhere_else(monkeypatch):
         def metrics(self):
             return type("Metrics", (), {"rows_scanned": int(time.monotonic() * 1e6)})
 
-    monkeypatch.setattr(progress, "_QUIET_SECONDS", 0.01)
-    monkeypatch.setattr(progress, "_STEP_SECONDS", 0.01)
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.01)
+    monkeypatch.setattr(progress, "STEP_SECONDS", 0.01)
 
     class Session:
         written_count = 0
