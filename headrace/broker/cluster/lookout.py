@@ -96,5 +96,8 @@ class Lookout:
             await remove(store, path, node)
         except STORE_LOST:
             return False
-        logger.warning("the process of broker %d has ended", broker_id)
+        known = self._metadata.image.brokers.get(broker_id)
+        told = known is not None and known.epoch == epoch and known.leaving
+        level = logging.INFO if told else logging.WARNING
+        logger.log(level, "the process of broker %d has ended", broker_id)
         return True

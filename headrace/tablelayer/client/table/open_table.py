@@ -115,7 +115,7 @@ class OpenTable:
 
     def _conform_keys(self, keys: Data, columns: Sequence[Column]) -> pa.Table:
         names = [column.name for column in columns]
-        if isinstance(keys, (list, tuple)) and not any(isinstance(key, Mapping) for key in keys):
+        if isinstance(keys, (list, tuple)) and keys and not any(isinstance(key, Mapping) for key in keys):
             if len(names) != 1:
                 raise DataError(
                     f"{self.path}: the key has {len(names)} columns; give dicts with {', '.join(names)}"

@@ -96,6 +96,8 @@ def test_partial_updates_deletes_and_insert_if_absent(new: Any) -> None:
     table.upsert([{"p": p, "id": 1, "a": 1, "b": 1} for p in (1, 2)])
     table.partial([{"p": 1, "id": 1, "a": 7}], ["p", "id", "a"])
     table.delete([{"p": 2, "id": 1}, {"p": 5, "id": 1}])
+    table.delete([])
+    assert len(table.lookup([]).found) == 0
     assert rows_of(table) == {(1, 1, 7, 1)}
     assert [each.name for each in table.partitions()] == ["1", "2"], "a delete makes no partition"
     found, _ = table.lookup([{"p": 3, "id": 4}], insert_if_absent=True)
