@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from headrace.tablelayer.lake.adapter import LakeState
 from headrace.tablelayer.lake.catalogs import TieredTable, tiered_table
@@ -98,7 +98,9 @@ def _tiered(options: ReadOptions) -> TieredTable:
 
 
 def _metadata(tiered: TieredTable, options: ReadOptions) -> pa.Table:
-    return tiered.catalog.reader(tiered.definition).metadata(options.metadata)
+    """Return a metadata table in the Arrow types that Spark can read: its times have microseconds."""
+    found = tiered.catalog.reader(tiered.definition).metadata(options.metadata)
+    return found.cast(to_arrow_schema(from_arrow_schema(found.schema)))
 
 
 def _chosen(schema: pa.Schema, names: Any) -> pa.Schema:

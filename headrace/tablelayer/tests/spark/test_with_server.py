@@ -201,8 +201,9 @@ def test_tiering_and_union_read_of_a_pk_table(spark: Any, address: str, client: 
     lake = load(spark, address, f"{path}$lake")
     assert rows_of(lake) == rows_of(union_read(spark, address, f"{path}$lake"))
     snapshots = union_read(spark, address, f"{path}$lake$snapshots").collect()
-    told = load(spark, address, f"{path}$lake$snapshots", columns="snapshot_id,offsets").collect()
-    assert [tuple(row) for row in told] == [(each["snapshot_id"], each["offsets"]) for each in snapshots]
+    names = ["snapshot_id", "committed_at", "offsets"]
+    told = load(spark, address, f"{path}$lake$snapshots", columns=",".join(names)).collect()
+    assert [tuple(row) for row in told] == [tuple(each[name] for name in names) for each in snapshots]
     (tiered,) = [each for each in snapshots if each["offsets"] is not None]
     assert (sum(tiered["offsets"].values()), tiered["operation"], tiered["epoch"]) == (200, "append", 1)
     changes = union_read(spark, address, f"{path}$changelog")
