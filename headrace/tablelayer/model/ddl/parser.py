@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping
+from itertools import takewhile
 
 from sqlglot import TokenType
 
@@ -328,9 +329,10 @@ class Parser(QueryReader):
         if self.at_query():
             return DescribeQuery(self.query())
         self.stream.accept("TABLE")
-        name = self.stream.tokens[self.stream.position :]
+        rest = self.stream.tokens[self.stream.position :]
+        name = list(takewhile(lambda token: token.token_type is not TokenType.SEMICOLON, rest))
         if any("$" in each.text for each in name):  # a view of a table has the columns of its rows
-            self.stream.position = len(self.stream.tokens)
+            self.stream.position += len(name)
             text = self.stream.sql[name[0].start : name[-1].end + 1]
             return DescribeQuery(self.analyzed(f"SELECT * FROM {text}"))
         return DescribeTable(self.table_path())

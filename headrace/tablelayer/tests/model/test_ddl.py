@@ -19,6 +19,7 @@ from headrace.tablelayer.model.ddl import (
     DdlError,
     Default,
     Delete,
+    DescribeQuery,
     DescribeTable,
     DropDatabase,
     DropTable,
@@ -162,6 +163,8 @@ def test_create_table_in_the_words_of_the_quickstart():
 )
 def test_statement(sql, statement):
     assert one(sql) == statement
+    first, second = parse(f'{sql.rstrip("; ")}; SELECT * FROM "t$lake"')
+    assert (first, type(second)) == (statement, Select)
 
 
 def test_several_statements_and_the_current_database():
@@ -172,6 +175,8 @@ def test_several_statements_and_the_current_database():
         DropTable(TablePath("e", "t")),
     ]
     assert parse(" -- nothing here\n") == []
+    described, dropped = parse('DESCRIBE "a$lake"; DROP TABLE t')
+    assert (type(described), dropped) == (DescribeQuery, DropTable(T))
 
 
 @pytest.mark.parametrize(
