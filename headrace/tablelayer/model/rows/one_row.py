@@ -29,6 +29,7 @@ class RowFormat:
     def __init__(self, schema: Schema) -> None:
         layout = layout_of(schema.arrow())
         self._id = schema.schema_id
+        self._id_bytes = self._id.to_bytes(2, "little")
         self._null_bytes = layout.positions[0] - layout.id_size
         codes = []
         self._empty: list[Any] = []
@@ -65,9 +66,9 @@ class RowFormat:
 
     def values(self, row: bytes) -> list[Any] | None:
         """Return the values of a row, as `row` takes them; None if it is of another schema."""
-        schema_id, null_bits, *slots = self._unpacked(row)
-        if schema_id != self._id:
+        if not row.startswith(self._id_bytes):  # such a row may be shorter
             return None
+        _, null_bits, *slots = self._unpacked(row)
         nulls, begin = int.from_bytes(null_bits, "little"), self._fixed.size
         for index, (slot, empty) in enumerate(zip(slots, self._empty, strict=True)):
             if empty is None:

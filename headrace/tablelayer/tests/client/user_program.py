@@ -97,6 +97,9 @@ def administer(connection: Connection) -> list[str]:
     ports += [server.broker_id for server in admin.servers() if led]
     reasons = [each.reason for refused in admin.refused("clicks") for each in refused.records]
     kept: list[int] = [len(bucket.snapshots) for bucket in admin.snapshots("shop.fruit")]
+    kept += [load.keys_looked_up for load in admin.table_loads()]
+    for quota in kafka.client_quotas():
+        kafka.alter_client_quotas(quota.entity, {"request_percentage": 50.0}, remove=list(quota.limits))
     kafka.delete_topic(kafka.list_topics()[0].name)
     states = [kafka.describe_group(listing.group).state for listing in kafka.list_groups()]
     tables = [*admin.list_databases(), *admin.list_tables("shop")]

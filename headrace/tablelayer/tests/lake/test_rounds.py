@@ -365,7 +365,8 @@ def test_random_rounds_of_tierers_that_die_lose_and_double_nothing(small_rounds:
                 pass
             else:
                 assert result.outcome in (Outcome.COMMITTED, Outcome.NOTHING_NEW)
-                assert dict(world.lake.head.offsets) == world.log.latest()
+                latest = world.log.latest()  # the first round of empty logs commits nothing
+                assert {place: world.lake.head.offsets.get(place, 0) for place in latest} == latest
             world.check()
             for place in world.log.entries:  # what is tiered may leave the log
                 world.log.cut[place] = world.lake.head.offsets.get(place, 0)

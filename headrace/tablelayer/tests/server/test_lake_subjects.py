@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ async def test_a_partitioned_table_is_tiered_as_one(tmp_path: Path) -> None:
             ids[name] = answer.partition_id
         records = build_batch([Record(None, b'{"dt": "a", "id": 1}', (), 1000)] * 3)
         assert (await all_tables.broker.produce("default.parts.a", records)).error_code == 0
+        await asyncio.sleep(0.002)  # the age of the records has whole milliseconds
         (listed,) = (await send(all_tables, m.ListLakeRequest())).entries
         assert (listed.name, listed.behind, listed.is_topic) == ("default.parts", 3, False)
         assert listed.behind_ms > 0

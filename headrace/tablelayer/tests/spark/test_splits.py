@@ -326,14 +326,19 @@ def test_a_key_is_asked_for_once_per_batch() -> None:
     assert sorted(table.asked) == [1, 2]
 
 
-def test_options_are_checked() -> None:
+def test_options_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     given_options = {"bootstrap.servers": "h:1", "table": "db.t"}
+    monkeypatch.setenv("HEADRACE_SERVER", "h:2")
+    assert [ReadOptions.parse(each).bootstrap.bootstrap for each in (given_options, {"table": "db.t"})] == [
+        "h:1",
+        "h:2",
+    ]
     assert ReadOptions.parse(given_options).start is None
     parsed = ReadOptions.parse({**given_options, "columns": "a, b", "starting.offsets": '{"0": 3}'})
     assert parsed.columns == ("a", "b")
     assert parsed.start == {0: 3}
     for wrong, said in (
-        ({"table": "db.t"}, "bootstrap.servers"),
+        ({"bootstrap.servers": "h:1"}, "'table'"),
         ({**given_options, "colums": "a"}, "unknown option colums"),
         ({**given_options, "mode": "stream"}, "mode is 'stream'"),
         ({**given_options, "columns": " ,"}, "names no column"),
