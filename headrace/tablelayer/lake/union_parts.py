@@ -116,11 +116,12 @@ def _grouped(pieces: Sequence[Piece], least: int) -> Iterator[list[Piece]]:
     """Group data files to about `_TASK_BYTES`, or to smaller groups if there would be fewer than `least`."""
     target = min(_TASK_BYTES, max(1, sum(each.size_bytes for each in pieces) // max(1, least)))
     group: list[Piece] = []
-    for piece in pieces:
+    done = 0
+    for left, piece in zip(reversed(range(len(pieces))), pieces, strict=True):
         group.append(piece)
-        if sum(each.size_bytes for each in group) >= target:
+        if left < least - done or sum(each.size_bytes for each in group) >= target:
             yield group
-            group = []
+            group, done = [], done + 1
     if group:
         yield group
 

@@ -365,7 +365,7 @@ def test_counts_with_a_condition_read_no_rows(shop, server, database, monkeypatc
     from headrace.tablelayer.client import Table
     from headrace.tablelayer.sql.session import Session
 
-    monkeypatch.delattr(Table, "to_arrow")
+    monkeypatch.setattr(Table, "to_arrow", None)
     with connect(server) as connection:
         (answer,) = Session(connection, database).run(
             "SELECT count(*) FROM item WHERE k > 1 AND price IS NULL"

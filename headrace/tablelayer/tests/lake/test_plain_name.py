@@ -37,6 +37,8 @@ from headrace.tablelayer.console.history import History
 from headrace.tablelayer.console.tables import Sql
 from headrace.tablelayer.flight.server import FlightSql
 from headrace.tablelayer.lake.adapter import LogCutError
+from headrace.tablelayer.lake.reader import Piece
+from headrace.tablelayer.lake.union_parts import _grouped
 from headrace.tablelayer.model.errors import TableError
 from headrace.tablelayer.model.lake.offsets import PartitionBucket
 from headrace.tablelayer.model.table.definition import TableDefinition
@@ -557,6 +559,27 @@ def test_sparks_batches_have_all_rows(
         world.tier()  # reads of the pinned moment take the snapshot before
     assert read(**pinned) == every
     assert len(read(**{"scan.mode": "log"})) < len(every)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "least", "groups"),
+    [
+        ([10, 11, 12], 3, [1, 1, 1]),
+        ([12, 11, 10], 3, [1, 1, 1]),
+        ([1, 1, 30], 2, [2, 1]),
+        ([1, 1, 1], 1, [3]),
+        ([1, 1], 5, [1, 1]),
+        ([200 << 20, 1, 1], 1, [1, 2]),
+        ([], 2, []),
+    ],
+)
+def test_files_are_grouped_into_as_many_tasks_as_are_asked_for(
+    sizes: list[int], least: int, groups: list[int]
+) -> None:
+    pieces = [Piece(str(number), 1, size) for number, size in enumerate(sizes)]
+    found = list(_grouped(pieces, least))
+    assert [each for group in found for each in group] == pieces
+    assert [len(group) for group in found] == groups
 
 
 def test_a_file_of_the_lake_is_read_by_one_task(server: CuttingBroker, client: Connection) -> None:
