@@ -45,8 +45,10 @@ def folds_of(definition: TableDefinition) -> list[Fold]:
     """Return the function of each column; none if one of them is not known here."""
     schema = definition.schema
     if definition.settings.merge_engine is not MergeEngine.AGGREGATION:
-        return [_given] * len(schema.columns)
-    folds = [_given if column.name in schema.primary_key else _fold_of(column) for column in schema.columns]
+        return [keep_given] * len(schema.columns)
+    folds = [
+        keep_given if column.name in schema.primary_key else _fold_of(column) for column in schema.columns
+    ]
     return [] if None in folds else [fold for fold in folds if fold is not None]
 
 
@@ -79,11 +81,11 @@ def _values(layout: RowFormat, row: bytes) -> list[Any]:
     return values
 
 
-def _given(held: Any, given: Any) -> Any:
+def keep_given(held: Any, given: Any) -> Any:
     return given
 
 
-def held(held: Any, given: Any) -> Any:
+def keep_held(held: Any, given: Any) -> Any:
     return held
 
 
@@ -92,13 +94,13 @@ def _fold_of(column: Column) -> Fold | None:
     aggregate, kind = column.aggregate, column.type.kind
     function = DEFAULT_FUNCTION if aggregate is None else aggregate.function
     if function is AggregateFunction.LAST_VALUE:
-        return _given
+        return keep_given
     if function is AggregateFunction.FIRST_VALUE:
-        return held
+        return keep_held
     if function is AggregateFunction.LAST_VALUE_IGNORE_NULLS:
-        return _of_two(_given)
+        return _of_two(keep_given)
     if function is AggregateFunction.FIRST_VALUE_IGNORE_NULLS:
-        return _of_two(held)
+        return _of_two(keep_held)
     if function in (AggregateFunction.MAX, AggregateFunction.BOOL_OR) and kind in _ORDERED:
         return _of_two(max)
     if function in (AggregateFunction.MIN, AggregateFunction.BOOL_AND) and kind in _ORDERED:

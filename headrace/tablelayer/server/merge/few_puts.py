@@ -13,7 +13,14 @@ from headrace.tablelayer.model.rows.one_row import RowFormat
 from headrace.tablelayer.model.rows.stored import encode_rows
 from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.server.merge.engines import Operations, few_row_keys
-from headrace.tablelayer.server.merge.few_merge import Fold, engine_of, folds_of, held, merging
+from headrace.tablelayer.server.merge.few_merge import (
+    Fold,
+    engine_of,
+    folds_of,
+    keep_given,
+    keep_held,
+    merging,
+)
 from headrace.tablelayer.server.merge.few_rows import FewRows, Merge
 
 ROWS_MAX: Final = 16
@@ -61,12 +68,14 @@ class FewPuts:
         if targets <= self._key:
             return _nothing  # R6.6: only the key was written
         if operations.overwrite:
-            return self._merging([_given if at in targets else held for at in range(len(self._folds))])
+            return self._merging(
+                [keep_given if at in targets else keep_held for at in range(len(self._folds))]
+            )
         known = self._partial.get(targets)
         if known is None:
             if len(self._partial) >= _KNOWN_MAX:
                 self._partial.clear()
-            folds = [fold if at in targets else held for at, fold in enumerate(self._folds)]
+            folds = [fold if at in targets else keep_held for at, fold in enumerate(self._folds)]
             known = self._partial[targets] = self._merging(folds)
         return known
 
@@ -77,10 +86,6 @@ class FewPuts:
 
 def _nothing(before: bytes, row: bytes) -> None:
     return None
-
-
-def _given(held: object, given: object) -> object:
-    return given
 
 
 _known: dict[int, tuple[TableDefinition, FewPuts]] = {}
