@@ -54,6 +54,16 @@ from headrace.tablelayer.model.ddl.simple_queries import (
 )
 from headrace.tablelayer.model.filters.trees import hints_in, only, understood
 
+_AS_WRITTEN = frozenset(
+    {
+        "APPROX_TOP_K", "DATEDIFF", "DATETRUNC", "DATE_ADD", "DATE_DIFF", "DATE_TRUNC", "DECODE", "EPOCH_MS",
+        "JARO_WINKLER_SIMILARITY", "MAKE_TIMESTAMP",
+    }
+)  # fmt: skip
+"""Functions that keep the text of their call. sqlglot would drop arguments, read a column as the name of a unit, or
+change letters to upper case.
+"""
+
 
 class _Queries(DuckDB):
     """DuckDB's SQL with names also in backticks, and with `$` in names (`orders$changelog`)."""
@@ -67,10 +77,26 @@ class _Queries(DuckDB):
         }
 
     class Parser(DuckDB.Parser):  # type: ignore[valid-type,misc]
+        FUNCTIONS = {  # noqa: RUF012
+            name: build for name, build in DuckDB.Parser.FUNCTIONS.items() if name not in _AS_WRITTEN
+        }
         FUNCTION_PARSERS = {  # noqa: RUF012
             **DuckDB.Parser.FUNCTION_PARSERS,
+            "EXTRACT": lambda self: _date_part(self),
             "JSON_VALUE": lambda self: _json_value(self),
         }
+
+    def to_json_path(self, path: exp.Expr | None) -> exp.Expr | None:
+        """Return the path as it is written: in DuckDB 'a.b' is a key, and only '$.a.b' is a path."""
+        return path
+
+
+def _date_part(parser: Any) -> exp.Expr:
+    """Read EXTRACT(part FROM value) as DuckDB does, for values with a zone, too."""
+    read = parser._parse_extract()
+    if not only(read, exp.Extract, "this", "expression"):
+        return read  # type: ignore[no-any-return]
+    return exp.Anonymous(this="DATE_PART", expressions=[exp.Literal.string(read.this.name), read.expression])
 
 
 def _json_value(parser: Any) -> exp.JSONValue:
