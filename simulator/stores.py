@@ -98,7 +98,7 @@ class StoreConformance:
         ],
         ids=lambda value: type(value).__name__ if not isinstance(value, type) else value.__name__,
     )
-    def test_what_does_not_hold_changes_nothing(self, operation: Any, error: type[Exception]) -> None:
+    def test_a_failed_transaction_changes_nothing(self, operation: Any, error: type[Exception]) -> None:
         async def test(store: CoordinationStore) -> None:
             await store.transact([CreateNode("/a", b"1"), CreateNode("/full/child")])
             with pytest.raises(error) as refused:
@@ -135,7 +135,7 @@ class StoreConformance:
         self.run(test)
 
     @pytest.mark.parametrize("path", ["a", "", "/a/", "//a", "/a//b"])
-    def test_a_path_that_is_none_is_refused(self, path: str) -> None:
+    def test_a_malformed_path_is_refused(self, path: str) -> None:
         async def test(store: CoordinationStore) -> None:
             with pytest.raises(StoreError, match="not a node path"):
                 await store.transact([CreateNode(path)])
@@ -153,7 +153,7 @@ class StoreConformance:
 
         self.run(test)
 
-    def test_of_writers_that_compare_one_wins(self) -> None:
+    def test_one_of_several_comparing_writers_wins(self) -> None:
         async def test(store: CoordinationStore) -> None:
             await store.transact([CreateNode("/count", b"0")])
 
@@ -340,7 +340,7 @@ class SharedStoreConformance(StoreConformance):
 
         self.run_shared(test)
 
-    def test_of_sessions_that_compare_one_wins(self) -> None:
+    def test_one_of_two_comparing_sessions_wins(self) -> None:
         async def test(one: CoordinationStore, other: CoordinationStore) -> None:
             await one.transact([CreateNode("/count", b"0")])
 

@@ -22,7 +22,7 @@ def test_rates_may_not_fall_and_anything_else_may_not_rise() -> None:
     assert not against.goal("requests/s").is_met(96, 100)
 
 
-def test_who_begins_changes_with_the_round() -> None:
+def test_candidates_take_turns_at_starting_a_round() -> None:
     asked: list[str] = []
 
     def figures(name: str, value: float) -> Iterator[tuple[str, float, None]]:

@@ -21,20 +21,20 @@ def there(*found: tuple[int, int, float, float]) -> dict[int, Process]:
     return {pid: Process(pid, 100 + pid, parent, own, ended) for pid, parent, own, ended in found}
 
 
-def test_who_ended_and_was_not_taken_note_of_counts_as_it_was_seen_last() -> None:
+def test_an_ended_child_without_a_wait_counts_with_its_last_sample() -> None:
     times = CpuTimes(ROOT)
     assert times.seconds(there((ROOT, 1, 1.0, 0.0), (11, ROOT, 5.0, 0.5))) == 6.5
     assert times.seconds(there((ROOT, 1, 2.0, 0.0))) == 7.5
     assert times.seconds(there((ROOT, 1, 3.0, 0.0))) == 8.5
 
 
-def test_who_ended_and_was_taken_note_of_counts_once() -> None:
+def test_an_ended_child_that_was_waited_for_counts_once() -> None:
     times = CpuTimes(ROOT)
     assert times.seconds(there((ROOT, 1, 1.0, 0.0), (11, ROOT, 5.0, 0.0))) == 6.0
     assert times.seconds(there((ROOT, 1, 1.0, 5.2))) == 6.2, "0.2 since the look before"
 
 
-def test_who_ended_with_its_parent_counts_once() -> None:
+def test_a_child_that_ended_with_its_parent_counts_once() -> None:
     tree = there((ROOT, 1, 1.0, 0.0), (11, ROOT, 2.0, 0.0), (12, 11, 4.0, 0.0), (13, 12, 8.0, 0.0))
     times = CpuTimes(ROOT)
     assert times.seconds(tree) == 15.0
@@ -44,14 +44,14 @@ def test_who_ended_with_its_parent_counts_once() -> None:
     assert times.seconds(there((ROOT, 1, 1.0, 0.0))) == 15.0
 
 
-def test_who_has_lost_its_parent_is_one_of_them_still() -> None:
+def test_an_orphaned_process_still_counts() -> None:
     times = CpuTimes(ROOT)
     times.seconds(there((ROOT, 1, 1.0, 0.0), (11, ROOT, 2.0, 0.0), (12, 11, 4.0, 0.0)))
     assert times.seconds(there((ROOT, 1, 1.0, 2.0), (12, 1, 6.0, 0.0), (13, 12, 1.0, 0.0))) == 10.0
     assert times.seconds(there((ROOT, 1, 1.0, 2.0))) == 10.0
 
 
-def test_a_number_that_is_anothers_by_now_is_another_process() -> None:
+def test_a_reused_process_id_is_another_process() -> None:
     times = CpuTimes(ROOT)
     times.seconds(there((ROOT, 1, 1.0, 0.0), (11, ROOT, 5.0, 0.0)))
     found = {ROOT: Process(ROOT, 110, 1, 1.0, 5.0), 11: Process(11, 999, ROOT, 0.25, 0.0)}

@@ -81,7 +81,9 @@ def schema(number: int) -> str:
     return json.dumps({"type": "record", "name": "row", "fields": fields})
 
 
-def test_apicurio_keeps_its_store_in_us_through_kills(own_server, tmp_path: Path, attempt: Attempt) -> None:
+def test_apicurio_keeps_its_store_in_topics_through_kills(
+    own_server, tmp_path: Path, attempt: Attempt
+) -> None:
     with attempt(
         "Apicurio Registry", APICURIO, "its store in topics, the server killed twice, then started anew"
     ):

@@ -495,7 +495,9 @@ def test_a_process_that_was_stopped_beyond_its_session_acknowledges_nothing_befo
         eventually(lambda: connection.kafka.offsets("t")[own] == 1, "it has what it had acknowledged, alone")
 
 
-def test_what_cannot_be_is_said_in_one_sentence(third, zookeeper, tmp_path, server_process_class, free_port):
+def test_a_cluster_start_that_cannot_work_is_refused_in_one_sentence(
+    third, zookeeper, tmp_path, server_process_class, free_port
+):
     path = third.settings["zookeeper.connect"]
 
     def refused(number, data, address, *words):
@@ -533,7 +535,7 @@ def _other(server_process_class, tmp_path, zookeeper):
 
 
 @pytest.mark.soak
-def test_what_all_replicas_have_acknowledged_outlives_their_leader(brokers):
+def test_records_acknowledged_by_all_replicas_survive_their_leader(brokers):
     """An idempotent producer with acks=all, through a kill of the leader and a clean stop of the next one."""
     _outlives(brokers, ("kill", "stop"), {"min.insync.replicas": "2"})
 

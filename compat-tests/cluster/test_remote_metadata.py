@@ -71,7 +71,7 @@ def bucket(request, tmp_path, monkeypatch):
     store.stop()
 
 
-def test_what_a_cluster_had_copied_is_there_without_its_machines(
+def test_a_new_machine_restores_a_cluster_from_remote_storage(
     bucket,
     zookeeper,
     tmp_path,

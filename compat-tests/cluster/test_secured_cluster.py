@@ -155,7 +155,7 @@ def client(brokers, certificates, **more):
     }
 
 
-def test_records_outlive_their_leader_and_nobody_else_has_a_part_in_it(
+def test_a_secured_cluster_survives_its_leader_and_refuses_unauthenticated_access(
     brokers, certificates, zookeeper, mechanism
 ):
     admin = AdminClient(client(brokers, certificates))

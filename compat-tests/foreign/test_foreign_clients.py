@@ -142,7 +142,7 @@ def create(tapped):
     return _create
 
 
-def test_what_a_client_writes_the_others_read(tapped, program, create, unique):
+def test_records_of_a_foreign_client_are_read_by_other_clients(tapped, program, create, unique):
     for codec in program.codecs:
         topic = create(unique(f"{program.name}-{codec}"))
         written = play(tapped, program, "produce", topic, codec, COUNT)
@@ -153,7 +153,7 @@ def test_what_a_client_writes_the_others_read(tapped, program, create, unique):
     passed(tapped, program, "produce", f" ({', '.join(program.codecs)})")
 
 
-def test_what_the_others_write_a_client_reads(tapped, program, create, unique):
+def test_records_of_other_clients_are_read_by_a_foreign_client(tapped, program, create, unique):
     for codec in program.codecs:
         topic = create(unique(f"from-confluent-{codec}"))
         records = expected(COUNT, null_header=True)

@@ -412,7 +412,7 @@ def attacked(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_is_acknowledged_under_attack_is_kept_and_the_log_stays_short(attacked) -> None:
+def test_acknowledged_records_survive_an_attack_and_the_log_file_stays_short(attacked) -> None:
     attack(attacked, 0, 8, SEED)
 
 

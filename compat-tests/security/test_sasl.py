@@ -302,12 +302,12 @@ def credentials(secured: Secured, mechanism: str) -> tuple[str, str]:
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("client", CLIENTS)
-def test_who_is_known_gets_in(secured, client, mechanism, protocol) -> None:
+def test_clients_with_valid_credentials_are_accepted(secured, client, mechanism, protocol) -> None:
     assert CLIENTS[client](secured, protocol, mechanism, *credentials(secured, mechanism)) == []
 
 
 @pytest.mark.parametrize(("client", "mechanism"), quickly(tuple(CLIENTS), MECHANISMS))
-def test_who_is_not_known_is_refused(secured, client, mechanism) -> None:
+def test_clients_with_wrong_credentials_are_refused(secured, client, mechanism) -> None:
     wrong = secured.expired_token if mechanism == "OAUTHBEARER" else "a wrong one"
     for name in (USERS.get(mechanism, ""), "nobody"):
         problems = CLIENTS[client](secured, "SASL_PLAINTEXT", mechanism, name, wrong)

@@ -176,7 +176,7 @@ def test_r3_5_c7_nothing_is_lost_or_doubled_on_the_way_into_the_lake(
         server.kill()
 
 
-def test_r3_5_c7_so_it_is_with_replicas_when_brokers_are_killed(
+def test_r3_5_c7_nothing_is_lost_or_doubled_when_brokers_with_replicas_are_killed(
     tmp_path, server_process_class, free_port
 ) -> None:
     """One broker at a time is killed, when all replicas are in sync."""

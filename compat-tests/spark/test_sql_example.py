@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("session", ["ours", "own"])
-def test_the_cells_run_and_find_what_they_should(session: str) -> None:
+def test_the_cells_of_the_example_run_and_their_check_succeeds(session: str) -> None:
     words = [sys.executable, "-m", "examples.spark_sql", *(["--own"] if session == "own" else [])]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"

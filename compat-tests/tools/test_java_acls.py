@@ -86,7 +86,7 @@ def test_the_verbs_of_kafka_acls(secured, java) -> None:
 
 
 @pytest.mark.slow
-def test_what_acls_mean_to_clients(secured, java) -> None:
+def test_acls_of_kafkas_tools_allow_and_deny_clients(secured, java) -> None:
     def acls(*arguments: str) -> None:
         java.run(
             "AclCommand",

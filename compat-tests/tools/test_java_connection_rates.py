@@ -118,7 +118,7 @@ def test_some_addresses_may_have_another_number_of_connections(server) -> None:
 
 
 @pytest.mark.soak
-def test_who_comes_beyond_max_connections_waits_and_brokers_find_room(server) -> None:
+def test_connections_beyond_the_maximum_wait_and_brokers_replace_clients(server) -> None:
     java, at = (
         JavaTools(),
         ("--bootstrap-server", server.address, "--entity-type", "brokers", "--entity-name", "0"),

@@ -144,7 +144,7 @@ COMPACTED = {
 
 
 @pytest.mark.one_process("its data directory is filled while it is stopped")
-def test_what_kafka_wrote_is_read_here(kafka, own_server) -> None:
+def test_data_written_by_kafka_is_imported(kafka, own_server) -> None:
     own_server.stop()
     address = kafka.start()
     fill(address, COMPACTED)
@@ -185,7 +185,7 @@ def test_what_kafka_wrote_is_read_here(kafka, own_server) -> None:
 
 
 @pytest.mark.one_process("its data directory is given to Kafka")
-def test_what_was_written_here_is_read_by_kafka(kafka, server_process_class, tmp_path) -> None:
+def test_data_written_by_headrace_is_read_by_kafka(kafka, server_process_class, tmp_path) -> None:
     folder = tmp_path / "ours"
     folder.mkdir()
     ours = server_process_class(

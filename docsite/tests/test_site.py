@@ -142,7 +142,7 @@ def test_the_client_reference_has_everything_public_and_everything_public_has_wo
 # -- blocks
 
 
-def test_blocks_are_found_with_what_they_print():
+def test_blocks_are_found_with_their_expected_output():
     text = (
         "a\n<!-- run -->\n```sh\nls\n```\n\n<!-- prints -->\n```text\nx\n...\n```\n"
         "```sh\nnot this\n```\n<!-- run: spark -->\n```python\np\n```\n"
@@ -288,7 +288,7 @@ def follow(page: str, folder: Path, spark: bool) -> None:
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if "<!-- run: spark" not in (DOCS / page).read_text()]
 )
-def test_what_a_page_says_works(page, tmp_path):
+def test_the_commands_of_a_page_work(page, tmp_path):
     follow(page, tmp_path, spark=False)
 
 
@@ -296,5 +296,5 @@ def test_what_a_page_says_works(page, tmp_path):
 @pytest.mark.spark
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("page", [page for page in PAGES if "<!-- run: spark" in (DOCS / page).read_text()])
-def test_what_a_page_says_works_in_spark(page, tmp_path):
+def test_the_spark_blocks_of_a_page_work(page, tmp_path):
     follow(page, tmp_path, spark=True)

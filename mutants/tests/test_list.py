@@ -126,7 +126,7 @@ def test_an_entry_that_fits_has_no_problem(tree: Path) -> None:
         ([entry(old="nonlocal many", new="nonlocal many, few")], "is not valid Python"),
     ],
 )
-def test_what_makes_an_entry_worthless_is_found(tree: Path, mutants: list[Mutant], words: str) -> None:
+def test_a_useless_entry_is_found(tree: Path, mutants: list[Mutant], words: str) -> None:
     (problem,) = problems(mutants, tree)
     assert words in problem
 

@@ -266,7 +266,7 @@ def test_passages_begin_where_their_text_stands():
         assert counts
 
 
-def test_data_of_tests_are_no_messages(tmp_path):
+def test_strings_in_tests_are_not_messages(tmp_path):
     for name, kinds in [("code.py", [Kind.MESSAGE]), ("tests/test_code.py", [])]:
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)

@@ -196,7 +196,7 @@ def test_the_last_replica_that_has_lost_its_log_does_not_lead_again_before_one_t
     run(tmp_path, scenario, min_insync_replicas="2")
 
 
-def test_who_was_added_to_the_isr_counts_before_its_leader_has_heard_that_it_was(tmp_path: Path) -> None:
+def test_a_new_isr_member_counts_before_its_leader_knows(tmp_path: Path) -> None:
     """A race between a change of the ISR and an election."""
 
     async def scenario(case: Case) -> None:
@@ -297,7 +297,7 @@ def test_a_retry_is_recognised_by_the_next_leader_and_the_one_after_its_restart(
     run(tmp_path, scenario)
 
 
-def test_what_a_leader_has_acknowledged_stays_when_its_followers_lead_who_have_not_heard_so(
+def test_acknowledged_records_survive_leaders_with_an_old_high_watermark(
     tmp_path: Path,
 ) -> None:
     """KIP-101: replicas know an old high watermark, and are restarted with it."""

@@ -200,7 +200,7 @@ def test_a_killed_process_is_missed_at_once_and_its_next_start_waits_for_nothing
     run(seed, tmp_path, scenario)
 
 
-def test_who_changes_topics_without_being_the_controller_is_seen() -> None:
+def test_a_topic_change_by_another_broker_than_the_controller_is_found() -> None:
     loop = SimulatedLoop(1)
 
     async def whole() -> list[str]:
@@ -230,7 +230,7 @@ def test_who_changes_topics_without_being_the_controller_is_seen() -> None:
     ]
 
 
-def test_what_one_broker_was_told_counts_for_who_asks_another_before_it_has_heard(tmp_path: Path) -> None:
+def test_a_broker_with_a_late_watch_does_not_contradict_the_store(tmp_path: Path) -> None:
     """A late watch does not let a broker answer that a topic exists, or does not, against the store."""
 
     async def scenario(world: World, watch: ControllerWatch) -> None:
@@ -286,7 +286,7 @@ async def keep_producing(world: World, partition: int, acknowledged: dict[tuple[
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_what_was_acknowledged_is_there_once_whatever_happens_to_whom(seed: int, tmp_path: Path) -> None:
+def test_acknowledged_records_are_there_once_through_broker_faults(seed: int, tmp_path: Path) -> None:
     """Brokers are killed, paused beyond their session, and lose the store; each partition keeps one log.
 
     `test_cluster_simulation.py` has the same faults, and more of them, for 22 seeds.

@@ -194,13 +194,13 @@ GOOD = [LoggedBatch(0, 4, 1, 0), LoggedBatch(5, 5, 1, 100), LoggedBatch(6, 9, 3,
         (GOOD, [(7, 200)], "a scan finds it at None"),
     ],
 )
-def test_c3_what_is_wrong_with_a_log_is_said(batches, index, said) -> None:
+def test_c3_a_damaged_log_is_described(batches, index, said) -> None:
     assert check_log(GOOD, [(4, 0), (9, 200)]) == []
     (problem,) = check_log(batches, index)
     assert said in problem
 
 
-def test_c3_of_real_files(tmp_path) -> None:
+def test_c3_segments_on_disk_are_checked(tmp_path) -> None:
     from headrace.broker.log.config import LogConfig
     from headrace.broker.log.partition_log import PartitionLog
 

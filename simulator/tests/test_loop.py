@@ -22,9 +22,7 @@ def run(loop: SimulatedLoop, begin: Callable[[], object]) -> None:
         loop.close()
 
 
-def test_timers_of_one_moment_come_in_the_order_in_which_they_were_asked_for_without_those_cancelled() -> (
-    None
-):
+def test_timers_of_one_moment_run_in_call_order_without_cancelled_ones() -> None:
     loop, found = SimulatedLoop(0), []
 
     def begin() -> None:
@@ -36,7 +34,7 @@ def test_timers_of_one_moment_come_in_the_order_in_which_they_were_asked_for_wit
     assert found == [number for number in range(20) if number % 3]
 
 
-def test_what_goes_on_without_end_at_one_moment_is_told() -> None:
+def test_an_endless_loop_at_one_moment_raises_livelock() -> None:
     loop = SimulatedLoop(0)
 
     def again() -> None:

@@ -27,7 +27,7 @@ def test_a_loop_that_was_held_up_is_told_with_the_place():
     assert "hold_up_the_loop" in watchdog.report()
 
 
-def test_work_beside_the_loop_and_waiting_are_not_the_loop_s_own():
+def test_work_in_threads_and_waiting_do_not_count_as_loop_time():
     async def test() -> LoopWatchdog:
         async with LoopWatchdog() as watchdog:
             time.sleep(0.1)  # noqa: ASYNC251 - that is what is looked for
@@ -43,7 +43,7 @@ def test_work_beside_the_loop_and_waiting_are_not_the_loop_s_own():
     assert asyncio.run(test()).beats >= 2
 
 
-def test_what_holds_up_the_loop_until_the_end_is_seen():
+def test_a_blocked_loop_is_seen_when_the_watchdog_ends():
     async def test() -> LoopWatchdog:
         async with LoopWatchdog() as watchdog:
             hold_up_the_loop(0.05)

@@ -79,7 +79,7 @@ def test_bytes_arrive_in_order_and_connections_overtake_one_another() -> None:
     run(test)
 
 
-def test_what_is_larger_than_the_window_passes_and_who_is_not_read_from_is_not_sent_to() -> None:
+def test_large_bodies_pass_and_a_suspended_reader_stops_the_sender() -> None:
     async def test(pair: Pair) -> None:
         connection = await pair.connect()
         body = bytes(range(256)) * (3 * WINDOW_BYTES // 256)
@@ -152,7 +152,7 @@ def test_clients_of_a_process_that_died_are_told_and_those_of_a_machine_without_
     run(test)
 
 
-def test_connections_that_break_lose_what_they_carry_or_its_answer_and_some_ends_learn_of_it_late() -> None:
+def test_broken_connections_lose_a_request_or_its_answer_and_may_stay_half_open() -> None:
     heard, lost, half_open = set(), 0, 0
 
     async def test(pair: Pair) -> None:

@@ -8,7 +8,7 @@ import pytest
 from simulator.ports import free_port
 
 
-def test_a_kept_port_is_given_to_nobody_and_a_server_may_listen_at_it_again_and_again():
+def test_a_kept_port_is_reserved_for_servers_that_listen_again():
     port = free_port()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))

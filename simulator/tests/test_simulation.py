@@ -48,7 +48,7 @@ def seeds(part: int) -> Iterator[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS if "HEADRACE_SIM_SEED" not in os.environ else 1))
-def test_what_is_promised_is_kept_through_everything(part: int, tmp_path: Path) -> None:
+def test_promises_hold_under_random_faults(part: int, tmp_path: Path) -> None:
     faults = acknowledged = 0
     for seed in seeds(part):
         report = run(seed, tmp_path / str(seed))

@@ -119,7 +119,7 @@ async def scenario(world: World, count: int = 40) -> tuple[list[Send], Any, int]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_was_acknowledged_is_there_once_through_kills_and_lost_connections(
+def test_acknowledged_records_are_there_once_through_kills_and_lost_connections(
     seed: int, tmp_path: Path
 ) -> None:
     with World(seed, tmp_path, loss=0.05) as world:
@@ -139,14 +139,14 @@ def test_the_same_seed_is_the_same_run(tmp_path: Path) -> None:
     assert trace("other", 4) != trace("third", 3)
 
 
-def test_what_fails_in_a_world_says_which_world_it_was(tmp_path: Path) -> None:
+def test_a_failure_in_a_world_names_its_seed(tmp_path: Path) -> None:
     with pytest.raises(AssertionError) as caught, World(7, tmp_path, loss=0.25):
         raise AssertionError("as the test wants it")
     (note,) = caught.value.__notes__
     assert "seed 7, loss=0.25" in note
 
 
-def test_who_waits_for_ever_is_told(tmp_path: Path) -> None:
+def test_waiting_for_ever_raises_deadlock(tmp_path: Path) -> None:
     loop = SimulatedLoop(0)
     with pytest.raises(DeadlockError):
         loop.run_until_complete(asyncio.wait_for(loop.create_future(), None))

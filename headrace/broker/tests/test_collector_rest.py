@@ -33,7 +33,7 @@ def clock_of_ticks() -> Slices:
     return Slices(lambda: next(ticks) / 1000)
 
 
-async def test_it_rests_from_the_first_slice_that_was_not_enough_until_after_the_last(monkeypatch) -> None:
+async def test_the_collector_rests_from_the_second_slice_to_the_last(monkeypatch) -> None:
     monkeypatch.setattr(slices, "_COLLECTOR_RESTS_SECONDS", 0.01)
     work = clock_of_ticks()
     running = asyncio.ensure_future(work.run(counting(50)))
@@ -45,7 +45,7 @@ async def test_it_rests_from_the_first_slice_that_was_not_enough_until_after_the
             await asyncio.sleep(0.005)
 
 
-async def test_it_does_not_rest_for_ever_while_there_is_always_work(monkeypatch) -> None:
+async def test_the_collector_rests_for_a_bounded_time(monkeypatch) -> None:
     monkeypatch.setattr(slices, "_COLLECTOR_RESTS_SECONDS", 0.01)
     monkeypatch.setattr(slices, "_COLLECTOR_RESTS_SECONDS_MAX", 0.05)
     work = clock_of_ticks()
@@ -58,7 +58,7 @@ async def test_it_does_not_rest_for_ever_while_there_is_always_work(monkeypatch)
     running.cancel()
 
 
-async def test_one_that_is_off_stays_off_and_short_work_does_not_touch_it() -> None:
+async def test_a_disabled_collector_stays_disabled() -> None:
     await clock_of_ticks().run(counting(0))
     assert gc.isenabled()
     gc.disable()
@@ -68,7 +68,7 @@ async def test_one_that_is_off_stays_off_and_short_work_does_not_touch_it() -> N
     assert not gc.isenabled()
 
 
-async def test_a_server_that_stops_leaves_it_on() -> None:
+async def test_a_server_that_stops_leaves_the_collector_on() -> None:
     work = clock_of_ticks()
     await work.run(counting(50))
     assert not gc.isenabled()
@@ -76,7 +76,7 @@ async def test_a_server_that_stops_leaves_it_on() -> None:
     assert gc.isenabled()
 
 
-async def test_it_rests_during_a_block_that_is_no_work_in_slices(monkeypatch) -> None:
+async def test_the_collector_rests_during_a_block_of_other_work(monkeypatch) -> None:
     monkeypatch.setattr(slices, "_COLLECTOR_RESTS_SECONDS", 0.01)
     collector = clock_of_ticks().collector
     with collector.during():
@@ -99,7 +99,7 @@ async def test_many_topics_that_are_made_at_once_are_not_looked_at_again(tmp_pat
             gc.unfreeze()
 
 
-async def test_in_a_process_of_somebody_else_nothing_is_spared(tmp_path) -> None:
+async def test_a_process_that_is_not_a_server_freezes_nothing(tmp_path) -> None:
     async with direct_broker(tmp_path) as broker:
         before = gc.get_freeze_count()
         await broker.broker.context.topics.create_topics(

@@ -62,7 +62,7 @@ def test_nothing_below_the_composition_root_touches_the_system() -> None:
     assert not problems, "\n".join(["these take from the system what a port gives them:", *problems])
 
 
-def test_what_is_left_out_has_to_be() -> None:
+def test_exemptions_from_the_port_rule_are_needed() -> None:
     assert [name for name in LEFT_OUT if not touched((ROOT / name).read_text())] == []
 
 

@@ -29,7 +29,7 @@ def run(tmp_path, scenario, **config):
     asyncio.run(test())
 
 
-def test_what_is_named_again_and_again_is_answered_once(tmp_path):
+def test_repeated_names_are_answered_once(tmp_path):
     async def scenario(broker):
         await broker.create_topic("t", 100)
         asked = MetadataRequest(

@@ -139,7 +139,7 @@ async def test_every_dynamic_configuration_is_taken_and_every_other_one_refused_
         ),
     ],
 )
-async def test_what_is_refused_changes_nothing(tmp_path, name, operation, code, words):
+async def test_a_refused_configuration_changes_nothing(tmp_path, name, operation, code, words):
     async with with_log(tmp_path) as (broker, log):
         await broker.create_topic("lagging", max_compaction_lag_ms="5")
         before = log.config
@@ -174,7 +174,7 @@ async def test_lists_dry_runs_and_replacement(tmp_path):
         assert (log.config.retention_ms, log.config.segment_ms) == (604_800_000, 7)
 
 
-async def test_what_is_not_a_topics_default_is_obeyed_too(tmp_path):
+async def test_configurations_that_are_not_topic_defaults_take_effect(tmp_path):
     async with with_log(tmp_path) as (broker, log):
         await change(broker, "0", max_connections="3", producer_id_expiration_ms="60000")
         assert broker.broker.network._slots.max_of_all == 3

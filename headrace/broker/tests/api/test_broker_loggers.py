@@ -64,7 +64,7 @@ async def test_levels_change_as_with_kafka(tmp_path: Path) -> None:
         assert await level(broker) == "INFO"
 
 
-async def test_what_is_refused_changes_nothing(tmp_path: Path) -> None:
+async def test_a_refused_change_leaves_all_levels_as_they_were(tmp_path: Path) -> None:
     async with direct_broker(tmp_path) as broker:
         good = (LOGGER, SET, "DEBUG")
         for bad, code, words in (

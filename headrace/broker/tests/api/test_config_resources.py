@@ -22,7 +22,7 @@ from simulator.direct import direct_broker
         (0, [], set()),
     ],
 )
-async def test_what_is_listed_can_be_described(tmp_path, version, types, expected) -> None:
+async def test_listed_resources_can_be_described(tmp_path, version, types, expected) -> None:
     async with direct_broker(tmp_path) as broker:
         for name in "ab":
             await broker.create_topic(name)

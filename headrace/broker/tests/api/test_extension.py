@@ -217,7 +217,7 @@ class ShoutExtension:
             assert not any("close" in hooks.events for hooks in self.hooks.values())
 
 
-async def test_its_api_is_advertised_and_answered(tmp_path) -> None:
+async def test_an_extensions_api_is_advertised_and_answered(tmp_path) -> None:
     async with direct_broker(tmp_path, extensions=[ShoutExtension()]) as broker:
         named = ApiVersionsRequest(client_software_name="t", client_software_version="1")
         advertised = {
@@ -303,9 +303,7 @@ async def test_transactions_do_not_include_topics_of_extensions(tmp_path) -> Non
         assert (await broker.produce("loud", [b"a"])).error_code == 0
 
 
-async def test_what_hooks_cannot_remove_with_a_topic_keeps_nothing_else_from_going(
-    tmp_path, monkeypatch
-) -> None:
+async def test_hooks_that_cannot_delete_do_not_keep_a_topic_from_being_deleted(tmp_path, monkeypatch) -> None:
     async def fails(_: Shouting) -> None:
         raise OSError("its files are busy")
 
@@ -371,7 +369,7 @@ async def test_acks_all_is_told_when_the_partition_fails_meanwhile(tmp_path) -> 
             assert (await everyone).error_code == ErrorCode.KAFKA_STORAGE_ERROR
 
 
-async def test_it_validates_what_concerns_it(tmp_path) -> None:
+async def test_an_extension_validates_its_own_topics(tmp_path) -> None:
     async with direct_broker(tmp_path, extensions=[ShoutExtension()]) as broker:
         for name, partitions, config, problem in [
             ("many", 5, {"shout": "true"}, "loud enough"),
@@ -408,7 +406,7 @@ async def test_the_life_of_hooks(tmp_path) -> None:
         assert values_of((await broker.fetch("kept")).records) == [(0, b"X")]
 
 
-async def test_hooks_that_rest_are_served_before_they_are_started(tmp_path) -> None:
+async def test_a_partition_whose_hooks_rest_is_served_before_they_start(tmp_path) -> None:
     async with direct_broker(tmp_path, extensions=[ShoutExtension()]) as broker:
         await broker.create_topic("kept", 2, shout="true")
         await broker.produce("kept", [b"x"])
@@ -436,7 +434,7 @@ async def until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_partition_of_hooks_that_close_is_served_as_no_plain_one(tmp_path) -> None:
+async def test_a_partition_whose_hooks_close_is_not_served_as_a_plain_one(tmp_path) -> None:
     extension = ShoutExtension()
     async with direct_broker(tmp_path, extensions=[extension]) as broker:
         await broker.create_topic("loud", shout="true")
@@ -456,7 +454,7 @@ async def test_a_partition_of_hooks_that_close_is_served_as_no_plain_one(tmp_pat
     assert end_offset == 1
 
 
-async def test_what_was_to_be_handed_to_hooks_that_went_meanwhile_is_refused(tmp_path) -> None:
+async def test_a_write_for_hooks_that_closed_is_refused(tmp_path) -> None:
     extension = ShoutExtension()
     async with direct_broker(tmp_path, extensions=[extension]) as broker:
         await broker.create_topic("loud", 2, shout="true")

@@ -230,7 +230,7 @@ async def test_waiting_fetches_are_answered_when_the_broker_stops(tmp_path) -> N
         assert (await task).error_code == 0
 
 
-async def test_an_abandoned_fetch_leaves_nobody_watching(tmp_path) -> None:
+async def test_an_abandoned_fetch_leaves_no_waiter(tmp_path) -> None:
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t", 3)
         task = await started(broker.send(request("t", [(0, 0, 1), (1, 0, 1)], max_wait_ms=LONG_MS), 12))

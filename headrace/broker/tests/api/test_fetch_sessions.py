@@ -105,7 +105,7 @@ def test_partitions_are_added_changed_and_forgotten_and_an_empty_session_ends() 
     assert (len(sessions), sessions.partition_count) == (0, 0)
 
 
-def test_only_news_is_told_and_what_gave_records_goes_last() -> None:
+def test_only_changes_are_answered_and_partitions_with_records_go_last() -> None:
     sessions = cache()
     session_id = finish(sessions.begin(entries(3), by_id=False, now=0))
     session = resume(sessions, session_id, 1)
@@ -154,12 +154,12 @@ def test_slots_are_taken_from_the_unused_then_from_the_smaller_ones_that_had_the
     assert (len(sessions), sessions.partition_count) == (1, 1)
 
 
-def test_no_slots_no_sessions_and_nothing_for_an_empty_fetch() -> None:
+def test_no_session_without_slots_or_for_an_empty_fetch() -> None:
     assert finish(cache(slots=0).begin(entries(1), by_id=False, now=0)) == 0
     assert finish(cache().begin([], by_id=False, now=0)) == 0
 
 
-def test_what_sessions_remember_is_bounded(monkeypatch) -> None:
+def test_the_partitions_of_all_sessions_are_bounded(monkeypatch) -> None:
     monkeypatch.setattr(fetch_sessions, "PARTITIONS_MAX", 100)
     sessions = cache()
     session_id = finish(sessions.begin(entries(60), by_id=False, now=0))
@@ -318,7 +318,7 @@ class SessionClient:
         max_size=25,
     ),
 )
-def test_a_session_tells_what_a_full_fetch_would_tell(version, steps, tmp_path_factory) -> None:
+def test_a_session_answers_like_a_full_fetch(version, steps, tmp_path_factory) -> None:
     async def test() -> None:
         async with direct_broker(tmp_path_factory.mktemp("d")) as broker:
             ids = {name: (await broker.create_topic(name, 2)).topic_id for name in "ab"}
@@ -362,7 +362,7 @@ def both_partitions(**options) -> FetchRequest:
     return FetchRequest(min_bytes=1, topics=[FetchTopic(topic="t", partitions=parts)], **options)
 
 
-async def test_a_fetch_of_a_session_waits_and_tells_only_what_came(tmp_path) -> None:
+async def test_a_fetch_of_a_session_waits_and_answers_only_new_records(tmp_path) -> None:
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t", 2)
         first = await broker.send(both_partitions(max_wait_ms=0, session_epoch=0), 12)

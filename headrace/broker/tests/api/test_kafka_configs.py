@@ -25,7 +25,7 @@ from headrace.protocol.errors import ErrorCode
 from simulator.direct import direct_broker
 
 
-async def test_what_apache_kafka_lists_is_listed_here(tmp_path) -> None:
+async def test_every_broker_configuration_of_kafka_is_listed(tmp_path) -> None:
     """The names that Kafka 4.3.1 answers to DescribeConfigs of a broker."""
     async with direct_broker(tmp_path) as broker:
         entries = await described(broker, BROKER, "0")
@@ -51,7 +51,7 @@ def test_each_is_documented_and_its_default_is_taken() -> None:
         assert config[key.name] == key.default_value
 
 
-def test_what_a_servers_file_of_kafka_sets_is_taken_where_it_cannot_be_missed(tmp_path) -> None:
+def test_a_kafka_server_file_is_accepted_where_ignoring_it_is_harmless(tmp_path) -> None:
     file = tmp_path / "server.properties"
     file.write_text(
         """process.roles=broker,controller
@@ -114,7 +114,7 @@ def test_a_whole_file_of_kafka_s_is_taken_with_one_report_of_what_is_not_used(tm
     assert BrokerConfig.load({"node.id": "8"}, file)["node.id"] == 8
 
 
-def test_what_a_server_must_not_be_without_is_refused_all_at_once(tmp_path) -> None:
+def test_unsupported_necessary_configurations_are_refused_together(tmp_path) -> None:
     file = tmp_path / "server.properties"
     file.write_text(
         KRAFT + "authorizer.class.name=com.example.Ranger\nnum.io.threads=many\nsasl.jaas.config=hunter2\n"
@@ -152,7 +152,7 @@ def test_what_a_server_must_not_be_without_is_refused_all_at_once(tmp_path) -> N
         ("num.io.threads", "many", "Not a number of type INT"),
     ],
 )
-def test_what_would_be_missed_is_refused_with_the_reason(name, value, words) -> None:
+def test_a_configuration_that_would_be_missed_is_refused_with_the_reason(name, value, words) -> None:
     with pytest.raises(ConfigError) as refused:
         BrokerConfig({name: value})
     assert f"Invalid value {value} for configuration {name}" in str(refused.value)
@@ -165,7 +165,7 @@ def test_a_secret_is_not_repeated_by_the_refusal() -> None:
     assert "hunter2" not in str(refused.value)
 
 
-def test_of_a_secret_nobody_is_told_more_than_that_it_is_set() -> None:
+def test_a_secret_is_described_as_set_without_its_value() -> None:
     key = ConfigKey("catalog.token", ConfigType.PASSWORD, None, "A secret.")
     entries = _describe_broker(BrokerConfig({"catalog.token": "hunter2"}, [key]), for_all=False)
     (entry,) = (entry for entry in entries if entry.name == "catalog.token")
@@ -173,7 +173,7 @@ def test_of_a_secret_nobody_is_told_more_than_that_it_is_set() -> None:
     assert [(each.value, each.source) for each in entry.synonyms] == [(None, STATIC)]
 
 
-async def test_they_are_altered_as_in_kafka_and_kept(tmp_path) -> None:
+async def test_ignored_configurations_are_altered_and_kept_as_in_kafka(tmp_path) -> None:
     async with direct_broker(tmp_path, {"num.network.threads": "4"}) as broker:
         assert await alter(broker, BROKER, "0", ("num.io.threads", SET, "12")) == (0, None)
         assert await alter(broker, BROKER, "", ("leader.replication.throttled.rate", SET, "1000")) == (
@@ -203,7 +203,7 @@ async def test_they_are_altered_as_in_kafka_and_kept(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("name", ["0", ""])
-async def test_where_the_broker_is_is_shown_as_it_is(tmp_path, name) -> None:
+async def test_listeners_and_directories_are_described_with_their_real_values(tmp_path, name) -> None:
     async with direct_broker(tmp_path) as broker:
         entries = await described(broker, BROKER, name)
         shown = {key: entries[key].value for key in ("listeners", "log.dirs", "broker.id", "log.dir")}

@@ -47,7 +47,7 @@ async def test_sizes_of_partitions_and_of_the_volume(tmp_path, version) -> None:
         assert not any(part.is_open for part in broker.context.replicas.partitions("t"))
 
 
-async def test_only_what_is_asked_for_and_exists(tmp_path) -> None:
+async def test_only_requested_partitions_that_exist_are_described(tmp_path) -> None:
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t", 2)
         await broker.create_topic("u")

@@ -60,7 +60,9 @@ async def test_earliest_latest_and_by_time(tmp_path, version) -> None:
 
 
 @pytest.mark.parametrize("version", range(1, 12))
-async def test_what_a_thread_has_found_is_told_in_every_version(tmp_path, monkeypatch, version) -> None:
+async def test_an_offset_found_in_a_thread_is_answered_in_every_version(
+    tmp_path, monkeypatch, version
+) -> None:
     """Versions 1 to 3 have no place for an epoch."""
     monkeypatch.setattr("headrace.broker.api.offsets.Effort", lambda: Effort(-1))
     async with direct_broker(tmp_path) as broker:

@@ -80,7 +80,7 @@ def with_magic(magic: int) -> bytes:
         (BATCH[:-1] + b"x", {}, ErrorCode.CORRUPT_MESSAGE, ""),
     ],
 )
-async def test_what_is_refused_is_refused_with_kafkas_code(tmp_path, batch, options, code, message) -> None:
+async def test_a_refused_batch_has_kafkas_error_code(tmp_path, batch, options, code, message) -> None:
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t")
         answer = await broker.produce("t", batch, **options)
@@ -166,7 +166,7 @@ async def test_an_unknown_topic_id_is_told_per_partition_and_the_others_are_writ
 
 
 @pytest.mark.parametrize("version", range(8, 14))
-async def test_whoever_asks_a_partition_that_is_closing_is_told_the_leader(tmp_path, version) -> None:
+async def test_a_closing_partition_answers_with_the_current_leader(tmp_path, version) -> None:
     """KIP-951: Produce 10 and Fetch 16 carry the leader and its address."""
     async with direct_broker(tmp_path, {"broker.rack": "r1"}) as broker:
         image = await broker.create_topic("t")
@@ -276,9 +276,7 @@ async def test_a_batch_that_lies_about_its_records_is_refused(
 
 
 @pytest.mark.parametrize("config", [{}, {"cleanup_policy": "compact"}, {"compression_type": "lz4"}])
-async def test_the_event_loop_opens_so_many_bytes_of_a_request_and_threads_the_others(
-    tmp_path, monkeypatch, config
-) -> None:
+async def test_the_event_loop_decompresses_a_bounded_part_of_a_request(tmp_path, monkeypatch, config) -> None:
     loop_thread, opened = threading.get_ident(), []
     original = check.decompress
 

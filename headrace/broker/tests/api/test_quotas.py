@@ -25,7 +25,7 @@ from simulator.direct import direct_broker
         ([("group", 2, None)], ErrorCode.UNSUPPORTED_VERSION),
     ],
 )
-async def test_nobody_has_a_quota(tmp_path, version, components, code) -> None:
+async def test_without_quotas_the_list_is_empty(tmp_path, version, components, code) -> None:
     async with direct_broker(tmp_path) as broker:
         request = DescribeClientQuotasRequest(
             components=[

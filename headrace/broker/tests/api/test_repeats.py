@@ -93,7 +93,7 @@ async def test_a_retry_of_an_idempotent_producer_gets_the_offset_of_the_first(tm
         assert answer.error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
-async def test_what_changes_of_the_topic_is_seen_by_the_next_request(tmp_path, monkeypatch) -> None:
+async def test_a_topic_change_counts_for_the_next_repeated_request(tmp_path, monkeypatch) -> None:
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t")
         monkeypatch.setattr(type(broker.context.replicas.partition("t", 0)), "replica_count", 3)
@@ -134,7 +134,7 @@ async def test_replicas_that_are_not_there_are_missing_at_each_request(tmp_path,
         assert broker.context.replicas.partition("t", 0).log.log_end_offset == 0
 
 
-async def test_what_is_remembered_of_a_connection_is_bounded(tmp_path) -> None:
+async def test_remembered_requests_of_a_connection_are_bounded(tmp_path) -> None:
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t", 3 * FORMS_MAX)
         for round_ in range(2):

@@ -45,7 +45,7 @@ def test_without_an_authorizer_there_are_no_acls(tmp_path) -> None:
     assert told == [(ErrorCode.SECURITY_DISABLED, "No Authorizer is configured on the broker")] * 6
 
 
-def test_nobody_is_authenticated(tmp_path) -> None:
+def test_a_plaintext_listener_refuses_sasl_requests(tmp_path) -> None:
     shaken, authenticated = answers(
         tmp_path, SaslHandshakeRequest(mechanism="PLAIN"), SaslAuthenticateRequest(auth_bytes=b"\0me\0secret")
     )
@@ -54,7 +54,7 @@ def test_nobody_is_authenticated(tmp_path) -> None:
     assert "security.protocol=PLAINTEXT" in authenticated.error_message
 
 
-def test_there_are_no_tokens_and_no_scram_credentials(tmp_path) -> None:
+def test_without_secrets_tokens_are_refused_and_scram_is_empty(tmp_path) -> None:
     *tokens, of_all, named = answers(
         tmp_path,
         CreateDelegationTokenRequest(),
@@ -76,7 +76,7 @@ def test_there_are_no_tokens_and_no_scram_credentials(tmp_path) -> None:
         (DescribeQuorumRequest(topics=[TopicData(topic_name="__cluster_metadata")]), "no Raft quorum"),
     ],
 )
-def test_what_is_not_offered_is_refused_with_the_reason(tmp_path, request_, reason) -> None:
+def test_an_unsupported_security_request_is_refused_with_the_reason(tmp_path, request_, reason) -> None:
     (answer,) = answers(tmp_path, request_)
     assert answer.error_code == ErrorCode.UNSUPPORTED_VERSION
     assert reason in answer.error_message

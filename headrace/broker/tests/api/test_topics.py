@@ -119,7 +119,7 @@ async def test_create_topics_by_version(tmp_path, version) -> None:
         (creatable("t", -1, -1, assignments=[(0, [0]), (2, [0])]), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
     ],
 )
-async def test_what_cannot_be_created_is_refused_with_a_reason(tmp_path, topic, code) -> None:
+async def test_a_topic_that_cannot_be_created_is_refused_with_a_reason(tmp_path, topic, code) -> None:
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("there")
         (result,) = await create(broker, topic)
@@ -172,7 +172,7 @@ ILLEGAL = "it contains a character other than ASCII alphanumerics, '.', '_' and 
         (creatable("t", -1, -1, assignments=[(0, [0, 0])]), "includes the broker 0 more than once."),
     ],
 )
-async def test_what_is_refused_is_said_in_kafkas_words(tmp_path, topic, words) -> None:
+async def test_refused_topics_have_kafkas_error_messages(tmp_path, topic, words) -> None:
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("there")
         await broker.create_topic("the.re")
@@ -456,7 +456,7 @@ async def test_incremental_changes_apply_at_once_and_survive_a_restart(tmp_path)
         assert "segment.bytes" not in broker.context.metadata.topic("t").config
 
 
-async def test_of_the_brokers_own_topics_only_what_concerns_their_replicas_is_set(tmp_path) -> None:
+async def test_internal_topics_take_only_replica_configurations(tmp_path) -> None:
     """kafka-reassign-partitions does the same: it sets throttles, and removes them from everything it has moved."""
     name = "__consumer_offsets"
     async with direct_broker(tmp_path) as broker:
@@ -481,7 +481,7 @@ async def test_of_the_brokers_own_topics_only_what_concerns_their_replicas_is_se
         }
 
 
-async def test_what_a_list_is_added_to_is_what_the_change_before_has_left(tmp_path) -> None:
+async def test_appending_to_a_list_starts_from_the_change_before(tmp_path) -> None:
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t")
         first = alter(broker, ("cleanup.policy", APPEND, "compact"))

@@ -23,8 +23,8 @@ RULES = {
     "Fetch sessions: epochs, unknown ids, news only, forgotten topics, slots": """
         api/test_fetch_sessions.py::test_epochs_must_follow_each_other_and_wrap_to_one
         api/test_fetch_sessions.py::test_partitions_are_added_changed_and_forgotten_and_an_empty_session_ends
-        api/test_fetch_sessions.py::test_only_news_is_told_and_what_gave_records_goes_last
-        api/test_fetch_sessions.py::test_a_session_tells_what_a_full_fetch_would_tell
+        api/test_fetch_sessions.py::test_only_changes_are_answered_and_partitions_with_records_go_last
+        api/test_fetch_sessions.py::test_a_session_answers_like_a_full_fetch
         api/test_fetch_sessions.py::test_eviction_follows_kafkas_rule""",
     "Fetch: sizes in order of the request, the first batch whole, the batch around the offset": """
         api/test_fetch.py::test_kip74_sizes
@@ -45,15 +45,15 @@ RULES = {
         api/test_offsets.py::test_errors_of_list_offsets_are_per_partition
         transactions/test_broker.py::test_t5_list_offsets_of_read_committed_ends_where_it_is_stable""",
     "Produce: acks, replicas in sync, errors of single records, the leader, topic ids": """
-        api/test_produce.py::test_what_is_refused_is_refused_with_kafkas_code
+        api/test_produce.py::test_a_refused_batch_has_kafkas_error_code
         api/test_produce.py::test_acks_all_needs_the_replicas_that_the_topic_asks_for
         api/test_extension.py::test_record_errors_are_told_with_their_indexes
         log/test_preparation.py::test_b7_a_compacted_topic_takes_no_record_without_a_key_and_says_which
-        api/test_produce.py::test_whoever_asks_a_partition_that_is_closing_is_told_the_leader
+        api/test_produce.py::test_a_closing_partition_answers_with_the_current_leader
         api/test_produce.py::test_an_unknown_topic_id_is_told_per_partition_and_the_others_are_written""",
     "OffsetCommit 9, OffsetFetch 9: the member epoch": """
         groups/test_consumer_groups.py::test_the_epoch_of_the_member_counts
-        groups/test_consumer_groups.py::test_an_older_epoch_may_commit_what_it_still_has""",
+        groups/test_consumer_groups.py::test_an_older_epoch_may_commit_partitions_that_it_still_owns""",
     "OffsetFetch 8: several groups; 7: RequireStable": """
         groups/test_group_apis.py::test_offset_fetch_v8_answers_several_groups_in_one_call
         transactions/test_broker.py::test_t6_e5_offsets_of_a_group_commit_with_the_transaction""",
@@ -65,7 +65,7 @@ RULES = {
         groups/test_coordinator.py::test_find_coordinator_in_every_version""",
     "JoinGroup 4, 5, 7, 9": """
         groups/test_group_apis.py::test_join_v4_asks_to_come_back_with_the_id_it_gives
-        groups/test_group_apis.py::test_join_v5_a_replacement_fences_whoever_was_there_before
+        groups/test_group_apis.py::test_join_v5_a_replacement_fences_the_previous_static_member
         groups/test_group_apis.py::test_join_v7_says_type_and_name_of_the_protocol
         groups/test_group_apis.py::test_join_v9_tells_a_leader_that_came_back_to_skip_the_assignment""",
     "classic groups: error codes": """
@@ -75,12 +75,12 @@ RULES = {
         groups/test_group_apis.py::test_the_first_rebalance_waits_three_seconds_by_default
         groups/test_joining.py::test_first_generation_waits_for_the_delay""",
     "classic groups: assignments are opaque, empty for whom the leader forgot": """
-        groups/test_group_apis.py::test_assignments_are_the_leaders_very_bytes_and_empty_for_whom_it_forgot
+        groups/test_group_apis.py::test_assignments_are_the_leaders_bytes_and_empty_for_forgotten_members
         groups/test_assignments.py::test_unassigned_member_gets_empty_bytes""",
     "KIP-848: heartbeats, assignors, epochs, patterns": """
         groups/test_consumer_groups.py::test_a_partition_is_revoked_before_it_is_assigned
         groups/test_consumer_groups.py::test_an_epoch_ahead_is_fenced
-        groups/test_consumer_groups.py::test_a_pattern_and_what_matches_later
+        groups/test_consumer_groups.py::test_a_pattern_matches_topics_created_later
         groups/test_consumer_groups.py::test_a_silent_member_is_removed_after_its_session
         groups/test_assignors.py::test_every_partition_once_and_only_to_subscribers""",
     "KIP-890: partitions announced by the write, an epoch per transaction, late ends": """
@@ -103,11 +103,11 @@ RULES = {
         groups/test_group_apis.py::test_what_live_members_read_is_not_deleted
         groups/test_coordinator.py::test_delete_offsets
         groups/test_coordinator.py::test_delete
-        transactions/test_broker.py::test_t6_what_is_deleted_no_open_transaction_brings_back""",
+        transactions/test_broker.py::test_t6_an_open_transaction_does_not_restore_deleted_offsets""",
     "CreateTopics: defaults, dry runs, configurations and id in the answer, replicas": """
         api/test_topics.py::test_a_created_topic_is_answered_with_its_id_and_configuration
         api/test_topics.py::test_create_topics_by_version
-        api/test_topics.py::test_what_cannot_be_created_is_refused_with_a_reason
+        api/test_topics.py::test_a_topic_that_cannot_be_created_is_refused_with_a_reason
         api/test_topics.py::test_assignments_twins_and_dry_runs""",
 }
 

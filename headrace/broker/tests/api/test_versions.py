@@ -86,7 +86,7 @@ def test_n3_unknown_keys_and_versions_close_the_connection(tmp_path, key, versio
     asyncio.run(test())
 
 
-def test_n4_n5_what_is_advertised(tmp_path) -> None:
+def test_n4_n5_advertised_apis_and_versions(tmp_path) -> None:
     async def test() -> None:
         async with direct_broker(tmp_path) as broker:
             response = await broker.send(ApiVersionsRequest(**NAMED))

@@ -30,7 +30,7 @@ def _read(folder: Path) -> Cut:
     return msgspec.json.decode((folder / CUT_NAME).read_bytes(), type=Cut)
 
 
-async def test_what_comes_after_the_instant_is_not_in_the_cut(tmp_path: Path) -> None:
+async def test_changes_after_the_cut_are_not_in_the_backup(tmp_path: Path) -> None:
     async with direct_broker(tmp_path) as made:
         for name in ("open", "opened"):
             await made.create_topic(name, segment_bytes="600")

@@ -189,7 +189,7 @@ def _isr(broker: DirectBroker, topic: str, index: int) -> set[int]:
     return set(state.isr)
 
 
-async def test_wherever_it_is_cut_off_the_broker_is_alone_or_adopted_and_it_can_be_done_again(
+async def test_an_adoption_interrupted_at_any_step_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace.broker.cluster.adoption.TRANSACTION_NODES", 3)
@@ -244,7 +244,7 @@ async def test_wherever_it_is_cut_off_the_broker_is_alone_or_adopted_and_it_can_
     await cluster.stop(1)
 
 
-async def test_what_cannot_be_adopted_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+async def test_a_directory_that_cannot_be_adopted_is_refused_unchanged(tmp_path: Path) -> None:
     folder, disk, ensemble = tmp_path / "1", SystemDisk(), SimulatedEnsemble(SystemClock())
 
     async def refused(match: str, node_id: int | None = None, path: Path = folder) -> None:

@@ -95,7 +95,7 @@ async def test_the_brokers_own_topics_are_left_to_their_owners(tmp_path) -> None
         assert keys(broker, "__consumer_offsets") == "xxxy"
 
 
-async def test_c2_what_an_open_transaction_has_written_is_not_compacted(tmp_path) -> None:
+async def test_c2_records_of_an_open_transaction_are_not_compacted(tmp_path) -> None:
     async with cleaned_broker(tmp_path) as (broker, cleaner):
         await compacted(broker, "a")
         write(broker, "a", "xx")
@@ -183,7 +183,7 @@ def test_the_checkpoint_is_kafkas() -> None:
     assert decode_checkpoint(b"") == {}
 
 
-async def test_each_replica_compacts_what_it_has_and_goes_on_copying(tmp_path: Path) -> None:
+async def test_each_replica_compacts_its_own_log_and_goes_on_copying(tmp_path: Path) -> None:
     async with direct_cluster(tmp_path, 2, config=CONFIG) as cluster:
         metadata = cluster.brokers[1].context.metadata
         compacted = {"cleanup.policy": "compact", "segment.bytes": "1024", "min.cleanable.dirty.ratio": "0.1"}

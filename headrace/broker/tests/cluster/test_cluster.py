@@ -144,7 +144,7 @@ async def test_topics_made_through_any_broker_are_spread_and_served_by_their_lea
                 await asyncio.sleep(0.01)
 
 
-async def test_what_two_brokers_decide_at_once_is_decided_one_after_the_other(tmp_path) -> None:
+async def test_concurrent_changes_of_two_brokers_are_serialized(tmp_path) -> None:
     async with direct_cluster(tmp_path, 3) as cluster:
         names = [f"t{number}" for number in range(12)]
 
@@ -168,7 +168,7 @@ async def test_what_two_brokers_decide_at_once_is_decided_one_after_the_other(tm
         await cluster.agreed(lambda broker: len(broker.context.metadata.topic("t0").config) == 3)
 
 
-async def test_replicas_that_somebody_has_chosen_are_taken_and_others_refused(tmp_path) -> None:
+async def test_a_replica_assignment_is_accepted_or_refused(tmp_path) -> None:
     async with direct_cluster(tmp_path, 2) as cluster:
         one = cluster.brokers[1]
 
@@ -207,7 +207,7 @@ async def test_replicas_that_somebody_has_chosen_are_taken_and_others_refused(tm
         )
 
 
-async def test_who_is_gone_leads_nothing_until_it_is_back(tmp_path) -> None:
+async def test_an_absent_broker_leads_nothing_until_it_returns(tmp_path) -> None:
     async with direct_cluster(tmp_path, 3) as cluster:
         await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 3)
         two = cluster.brokers[2]
@@ -262,7 +262,7 @@ async def test_another_is_the_controller_when_the_controller_goes(tmp_path) -> N
         await produced_in_time(cluster.brokers[1], "t", own)
 
 
-async def test_who_has_ended_is_told_as_no_leader_before_the_cluster_has_another(tmp_path) -> None:
+async def test_an_ended_broker_is_not_named_as_leader_before_the_election(tmp_path) -> None:
     """It is not a group's coordinator either, and it is named again when it is reached or is another process."""
     async with direct_cluster(tmp_path, 2) as cluster:
         await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 2)
@@ -293,7 +293,7 @@ async def test_who_has_ended_is_told_as_no_leader_before_the_cluster_has_another
         assert await told() == before
 
 
-async def test_who_has_lost_its_session_appends_nothing_by_its_own_clock_alone(tmp_path) -> None:
+async def test_a_broker_without_a_session_stops_appending_by_its_own_clock(tmp_path) -> None:
     async with direct_cluster(tmp_path, 2, session_ms=4000) as cluster:
         await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 2)
         two = cluster.brokers[2]
@@ -355,7 +355,7 @@ async def test_topics_are_made_while_a_broker_is_missing_which_has_its_replicas_
         )
 
 
-async def test_who_waits_for_a_new_topic_asks_again_until_brokers_enough_are_registered(
+async def test_auto_creation_is_retriable_until_enough_brokers_are_registered(
     tmp_path: Path,
 ) -> None:
     config = {"default.replication.factor": "2"}
@@ -408,7 +408,7 @@ async def test_journals_of_a_server_without_others_are_its_own(tmp_path: Path) -
         assert (await broker.send(request, 4)).coordinators[0].error_code == 0
 
 
-async def test_positions_of_groups_are_held_by_as_many_in_sync_as_topics_without_a_number_of_their_own(
+async def test_internal_topics_use_the_default_min_insync_replicas(
     tmp_path: Path,
 ) -> None:
     config = {
@@ -468,7 +468,7 @@ async def test_a_group_is_coordinated_by_the_leader_of_its_partition_alone(tmp_p
         assert {each.error_code for each in answer.coordinators} == {ErrorCode.COORDINATOR_NOT_AVAILABLE}
 
 
-async def test_no_two_producers_have_an_id_whoever_gives_it_out(tmp_path) -> None:
+async def test_producer_ids_of_different_brokers_are_distinct(tmp_path) -> None:
     async with direct_cluster(tmp_path, 2) as cluster:
         idempotent = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1000)
         ids = [(await broker.send(idempotent)).producer_id for broker in cluster.brokers.values()]
@@ -537,7 +537,7 @@ async def test_a_broker_with_an_id_that_another_has_is_refused(tmp_path, monkeyp
         await cluster.brokers[1].create_topic("t")
 
 
-async def test_what_a_broker_has_missed_it_reads_when_it_is_back(tmp_path) -> None:
+async def test_a_returning_broker_reads_missed_metadata_changes(tmp_path) -> None:
     """It has missed more than the journal of changes keeps."""
     async with direct_cluster(tmp_path, 2, session_ms=4000) as cluster:
         one, two = cluster.brokers.values()
@@ -560,7 +560,7 @@ async def test_what_a_broker_has_missed_it_reads_when_it_is_back(tmp_path) -> No
         } == set()
 
 
-async def test_when_the_store_is_back_everything_is_and_nothing_has_failed_meanwhile(tmp_path) -> None:
+async def test_a_lost_store_fails_nothing_and_work_resumes_afterwards(tmp_path) -> None:
     async with direct_cluster(tmp_path, 2, session_ms=4000) as cluster:
         await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 2)
         one, two = cluster.brokers.values()

@@ -98,7 +98,7 @@ async def test_d1_a_duplicate_waits_for_its_originals_fsync(power) -> None:
     await partition.close()
 
 
-async def test_d1_what_a_killed_process_left_is_on_disk_before_a_retry_is_called_a_duplicate(power) -> None:
+async def test_d1_records_of_a_killed_process_are_synced_before_a_retry_is_a_duplicate(power) -> None:
     batch = power.batch(1, producer_id=5, producer_epoch=0, base_sequence=0)
     log = power.open(durability="power")
     log.append(batch, leader_epoch=0)
@@ -159,7 +159,7 @@ def test_the_name_of_a_segment_made_during_a_commit_is_durable_after_the_next(po
     assert len(power.survivors(power.disk)) == 4
 
 
-async def test_what_waits_for_its_fsync_is_neither_stable_nor_to_be_deleted(power) -> None:
+async def test_records_before_their_fsync_are_not_stable_and_not_deletable(power) -> None:
     partition = power.partition()
     power.go_on.clear()
     partition.append(power.batch(1), AppendOrigin.CLIENT)
@@ -176,7 +176,7 @@ async def test_what_waits_for_its_fsync_is_neither_stable_nor_to_be_deleted(powe
     assert partition.delete_records(1) == 1
 
 
-async def test_who_waits_for_an_fsync_is_told_in_the_order_of_the_appends_and_one_at_a_time(power) -> None:
+async def test_waiters_for_an_fsync_are_told_one_by_one_in_append_order(power) -> None:
     partition, told = power.partition(), []
 
     def first(error: KafkaError | None) -> None:
@@ -194,7 +194,7 @@ async def test_who_waits_for_an_fsync_is_told_in_the_order_of_the_appends_and_on
     assert told == ["first is told", "first has acted", "second is told"]
 
 
-async def test_who_waits_for_an_fsync_that_fails_is_told_so(power) -> None:
+async def test_waiters_for_a_failed_fsync_get_its_error(power) -> None:
     partition, told = power.partition(), []
     power.go_on.clear()
     info = partition.append(power.batch(1), AppendOrigin.CLIENT)
@@ -207,7 +207,7 @@ async def test_who_waits_for_an_fsync_that_fails_is_told_so(power) -> None:
 
 
 @pytest.mark.parametrize("moment", ["its fsync", "the sync of its folder"])
-def test_what_is_appended_during_a_commit_is_durable_after_the_next_only(power, moment) -> None:
+def test_records_appended_during_a_commit_need_the_next_commit(power, moment) -> None:
     log = power.open(durability="power", segment_bytes=300)
     sync, sync_directory = Segment.sync, power.disk.sync_directory
 
@@ -239,7 +239,7 @@ def test_what_is_appended_during_a_commit_is_durable_after_the_next_only(power, 
     assert len(power.survivors(power.disk)) == 2
 
 
-def test_the_name_of_whose_a_folder_is_is_as_durable_as_the_log_in_it(power) -> None:
+def test_partition_metadata_is_as_durable_as_the_log_beside_it(power) -> None:
     power.disk.make_directory(power.directory)
     power.disk.open(power.directory / "partition.metadata", create=True).write([b"mine"], 0)
     log = PartitionLog.open(

@@ -57,7 +57,7 @@ async def broker_with(folder: Path, interval_ms: int):
         yield broker
 
 
-async def test_what_was_written_is_flushed_in_time_and_what_was_not_is_left_alone(tmp_path, flushes) -> None:
+async def test_only_written_partitions_are_flushed_within_flush_ms(tmp_path, flushes) -> None:
     async with broker_with(tmp_path, 3_600_000) as broker:
         await broker.create_topic("quick", 50, flush_ms="20")
         await broker.create_topic("slow", 2)
@@ -88,7 +88,7 @@ async def test_now_and_then_everything_that_was_written_is_flushed(tmp_path, flu
         assert flushes.names == ["t-1", "t-2"]
 
 
-async def test_a_shorter_time_counts_for_what_is_waiting_already(tmp_path, flushes) -> None:
+async def test_a_shorter_flush_time_counts_for_records_that_already_wait(tmp_path, flushes) -> None:
     async with broker_with(tmp_path, 3_600_000) as broker:
         await broker.create_topic("t")
         await broker.produce("t", [b"x"])
@@ -98,7 +98,7 @@ async def test_a_shorter_time_counts_for_what_is_waiting_already(tmp_path, flush
         await flushes.comes("t-0")
 
 
-async def test_what_a_crash_left_is_flushed_after_the_next_start(tmp_path, flushes) -> None:
+async def test_unflushed_records_of_a_crash_are_flushed_after_the_next_start(tmp_path, flushes) -> None:
     async with broker_with(tmp_path / "first", 3_600_000) as broker:
         await broker.create_topic("t", flush_ms="20")
         broker.context.replicas.changes.unflushed = lambda _: None

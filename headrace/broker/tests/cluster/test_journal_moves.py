@@ -111,7 +111,7 @@ class Moving:
         return self.journal.unavailable("key")
 
 
-async def test_keys_are_served_when_they_are_read_and_as_long_as_they_are_led() -> None:
+async def test_journal_keys_are_served_once_loaded_and_while_led() -> None:
     moving = Moving()
     assert moving.says is ErrorCode.NOT_COORDINATOR
     moving.led_by(1)
@@ -122,7 +122,7 @@ async def test_keys_are_served_when_they_are_read_and_as_long_as_they_are_led() 
     assert (moving.says, moving.contents.adopted) == (ErrorCode.NOT_COORDINATOR, [])
 
 
-async def test_what_was_read_before_a_partition_was_lost_is_not_served_when_it_is_back() -> None:
+async def test_a_journal_read_before_a_lost_leadership_is_read_again() -> None:
     moving = Moving()
     moving.led_by(1)
     await asyncio.sleep(0)

@@ -234,7 +234,7 @@ def test_an_import_that_died_half_way_is_not_seen_and_can_be_made_again(kafka, t
         ((), {"cleanup.policy": "maybe"}, r"cleanup\.policy"),
     ],
 )
-def test_what_cannot_be_imported_is_said_and_nothing_is_done(kafka, tmp_path, names, config, message) -> None:
+def test_an_impossible_import_is_refused_and_writes_nothing(kafka, tmp_path, names, config, message) -> None:
     kafka.partition("clicks-0")
     with pytest.raises((ConfigError, KafkaError), match=message):
         brought_in(kafka, tmp_path / "data", *names, **config)

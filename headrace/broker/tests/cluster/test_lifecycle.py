@@ -157,7 +157,7 @@ def test_an_unreadable_log_fails_its_partition_and_nothing_else(tmp_path, caplog
     assert "t-0" in caplog.text
 
 
-async def test_a_creation_is_carried_to_its_end_although_nobody_waits_for_it(tmp_path) -> None:
+async def test_a_cancelled_topic_creation_is_completed(tmp_path) -> None:
     async with direct_broker(tmp_path) as broker:
         creation = asyncio.ensure_future(broker.create_topic("t"))
         await asyncio.sleep(0.001)

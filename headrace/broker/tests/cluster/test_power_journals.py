@@ -153,7 +153,7 @@ def test_d5_commits_wait_for_an_fsync_that_they_share_and_that_is_not_on_the_eve
     run(test, tmp_path)
 
 
-def test_a_timeout_that_comes_while_the_end_is_being_stored_keeps_nobody_busy(power, tmp_path, monkeypatch):
+def test_a_timeout_during_a_pending_end_does_not_fire_repeatedly(power, tmp_path, monkeypatch):
     fired = []
     fire = Deadlines._fire
     monkeypatch.setattr(Deadlines, "_fire", lambda deadlines: fired.append(1) or fire(deadlines))

@@ -75,7 +75,7 @@ def test_the_file_of_a_broker_that_is_its_own_controller_opens_no_listener_for_c
         ),
     ],
 )
-def test_what_does_not_fit_together_is_refused_with_the_reason(explicit, words) -> None:
+def test_contradicting_listener_settings_are_refused_with_the_reason(explicit, words) -> None:
     with pytest.raises(ConfigError) as refused:
         BrokerConfig(explicit)
     assert words in str(refused.value)

@@ -13,7 +13,7 @@ def begin(group, count):
     return [group.joined(token).member_id for token in tokens]
 
 
-def test_everybody_gets_its_own_bytes_of_the_leader(group):
+def test_each_member_gets_the_bytes_that_the_leader_assigned_to_it(group):
     names = begin(group, 3)
     followers = [group.sync(name, 1) for name in names[1:]]
     assert not any(token in group.results for token in followers)
@@ -30,7 +30,7 @@ def test_unassigned_member_gets_empty_bytes(group):
     assert group.synced(group.sync(names[1], 1)).assignment == b""
 
 
-def test_assignment_for_a_stranger_is_left_out(group):
+def test_assignment_for_an_unknown_member_is_left_out(group):
     names = begin(group, 1)
     group.sync(names[0], 1, {names[0]: b"mine", "stranger": b"x"})
     assert [member.member_id for member in group.group.journalled.members] == names
@@ -74,7 +74,7 @@ def test_stale_leader_cannot_assign_the_next_generation(group):
     assert group.group.phase is Phase.COMPLETING_REBALANCE
 
 
-def test_new_member_sends_those_who_wait_for_the_assignment_back_to_join(group):
+def test_a_new_member_makes_waiting_members_join_again(group):
     names = begin(group, 2)
     waiting = group.sync(names[1], 1)
     group.join(new_member_id="m2")
@@ -104,7 +104,7 @@ def test_assignment_that_cannot_be_stored_is_not_given_out(group):
     assert group.joined(tokens[0]).generation == 2
 
 
-def test_assignment_is_on_the_journal_before_anybody_gets_it(group):
+def test_assignment_is_journaled_before_members_get_it(group):
     names = begin(group, 2)
     seen = []
     group.on_reply = lambda token, result: seen.append(len(group.batches))
@@ -113,7 +113,7 @@ def test_assignment_is_on_the_journal_before_anybody_gets_it(group):
     assert seen == [1, 1]
 
 
-def test_who_does_not_fetch_its_assignment_is_out(group):
+def test_a_member_that_never_syncs_is_removed(group):
     names = begin(group, 2)
     group.sync(names[0], 1, dict.fromkeys(names, b"x"))
     for _ in range(13):
@@ -145,13 +145,13 @@ def test_waiting_for_the_assignment_does_not_cost_the_session(group):
 
 
 class TestHeartbeat:
-    def test_keeps_the_session(self, group):
+    def test_heartbeat_keeps_the_session(self, group):
         names = group.stable(1)
         for _ in range(5):
             group.advance(9.9)
             assert group.heartbeat(names[0], 1) is ErrorCode.NONE
 
-    def test_missing_ends_the_session(self, group):
+    def test_missing_heartbeats_end_the_session(self, group):
         names = group.stable(2)
         group.advance(5)
         group.heartbeat(names[1], 1)
@@ -160,16 +160,16 @@ class TestHeartbeat:
         assert group.heartbeat(names[1], 1) is ErrorCode.REBALANCE_IN_PROGRESS
         assert group.heartbeat(names[0], 1) is ErrorCode.UNKNOWN_MEMBER_ID
 
-    def test_of_another_generation(self, group):
+    def test_heartbeat_of_another_generation_is_refused(self, group):
         names = group.stable(1)
         assert group.heartbeat(names[0], 0) is ErrorCode.ILLEGAL_GENERATION
         assert group.heartbeat(names[0], 2) is ErrorCode.ILLEGAL_GENERATION
 
-    def test_of_a_stranger(self, group):
+    def test_heartbeat_of_an_unknown_member_is_refused(self, group):
         group.stable(1)
         assert group.heartbeat("nobody", 1) is ErrorCode.UNKNOWN_MEMBER_ID
 
-    def test_while_the_assignment_is_made(self, group):
+    def test_heartbeat_while_the_assignment_is_made_is_accepted(self, group):
         names = begin(group, 1)
         assert group.heartbeat(names[0], 1) is ErrorCode.NONE
 
@@ -181,24 +181,24 @@ class TestLeave:
         assert group.group.phase is Phase.EMPTY
         assert (group.group.generation, group.group.journalled.members) == (2, ())
 
-    def test_of_one_rebalances_the_others_at_once(self, group):
+    def test_leave_of_one_member_rebalances_the_others_at_once(self, group):
         names = group.stable(2)
         group.leave(Leaver(names[0], None))
         assert group.joined(group.join(names[1])).leader == names[1]
 
-    def test_several_at_once(self, group):
+    def test_several_members_leave_at_once(self, group):
         names = group.stable(3)
         errors = group.leave(Leaver(names[0], None), Leaver("nobody", None), Leaver(names[2], None))
         assert errors == (ErrorCode.NONE, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.NONE)
         assert list(group.group.members) == [names[1]]
 
-    def test_answers_the_join_that_waits(self, group):
+    def test_leave_answers_the_waiting_join(self, group):
         names = group.stable(2)
         waiting = group.join(names[0])
         group.leave(Leaver(names[0], None))
         assert group.joined(waiting).error is ErrorCode.UNKNOWN_MEMBER_ID
 
-    def test_of_a_stranger_changes_nothing(self, group):
+    def test_leave_of_an_unknown_member_changes_nothing(self, group):
         group.stable(1)
         assert group.leave(Leaver("nobody", None)) == (ErrorCode.UNKNOWN_MEMBER_ID,)
         assert group.group.phase is Phase.STABLE

@@ -114,7 +114,7 @@ class TestEpochs:
         result = group.consumer_heartbeat("a", 1, owned=owned(group, 0, 1), topics=["t"], rebalance_ms=60_000)
         assert (result.error, result.epoch, partitions(result)) == (ErrorCode.NONE, 2, [0, 1])
 
-    def test_but_not_the_one_before_that(self, group):
+    def test_the_second_previous_epoch_is_fenced(self, group):
         two_members(group)
         join(group, "c")
         for owns in ((0, 1), (0,)):
@@ -124,7 +124,7 @@ class TestEpochs:
         assert group.consumer_heartbeat("a", 2, owned=owned(group, 0)).error is ErrorCode.NONE
         assert group.consumer_heartbeat("a", 1, owned=owned(group, 0)).error is ErrorCode.FENCED_MEMBER_EPOCH
 
-    def test_but_not_with_what_is_not_its_own(self, group):
+    def test_the_previous_epoch_is_fenced_with_foreign_partitions(self, group):
         two_members(group)
         for claimed in (owned(group, 0, 1, 2), None):
             assert group.consumer_heartbeat("a", 1, owned=claimed).error is ErrorCode.FENCED_MEMBER_EPOCH
@@ -152,7 +152,7 @@ class TestEpochs:
         assert group.consumer_heartbeat("a", 2).error is ErrorCode.UNKNOWN_MEMBER_ID
         assert partitions(group.consumer_heartbeat("b", 2)) == [0, 1, 2, 3]
 
-    def test_sessions_begin_anew_after_a_restart(self, group):
+    def test_sessions_start_again_after_a_restart(self, group):
         two_members(group)
         group.advance(40)
         group.crash()
@@ -186,7 +186,7 @@ class TestStaticMembers:
         assert group.group.consumer.epoch == before
         assert list(group.group.consumer.members) == ["b"]
 
-    def test_nobody_gets_what_it_had_while_it_is_away(self, group):
+    def test_partitions_of_an_absent_static_member_are_kept_for_it(self, group):
         join(group, "a", instance_id="i")
         join(group, "b")
         group.consumer_heartbeat("a", 1, instance_id="i", owned=owned(group, 0, 1))
@@ -197,7 +197,7 @@ class TestStaticMembers:
         assert set(partitions(given)).isdisjoint({0, 1})
         assert {0, 1} <= set(partitions(join(group, "c", instance_id="i")))
 
-    def test_it_survives_a_restart_of_the_broker_in_between(self, group):
+    def test_an_absent_static_member_survives_a_broker_restart(self, group):
         join(group, "a", instance_id="i")
         group.consumer_heartbeat("a", -2, instance_id="i")
         group.crash()
@@ -209,7 +209,7 @@ class TestStaticMembers:
         join(group, "b", instance_id="i")
         assert group.consumer_heartbeat("a", 1, instance_id="i").error is ErrorCode.FENCED_INSTANCE_ID
 
-    def test_nobody_comes_back(self, group):
+    def test_an_absent_static_member_is_removed_after_its_session(self, group):
         join(group, "a", instance_id="i")
         group.consumer_heartbeat("a", -2, instance_id="i")
         group.advance(46)
@@ -241,7 +241,7 @@ class TestTopics:
         result = group.consumer_heartbeat("a", group.group.consumer.members["a"].current.epoch)
         assert result.assignment == {new_id: frozenset((0, 1))}
 
-    def test_a_pattern_and_what_matches_later(self, group):
+    def test_a_pattern_matches_topics_created_later(self, group):
         def resolved(*topics):
             return ResolvedPattern(frozenset(topics), group.topics.version, 0)
 
@@ -255,7 +255,7 @@ class TestTopics:
         group.consumer_heartbeat("a", 2, pattern="", topics=["t"])
         assert not group.group.consumer.patterns
 
-    def test_another_pattern_that_others_use_already(self, group):
+    def test_a_member_may_change_to_a_pattern_that_others_use(self, group):
         """No pattern is matched again, and the member's topics change all the same."""
         two = group.topics.put("two", 1)
 
@@ -271,7 +271,7 @@ class TestTopics:
             assert group.group.consumer.epoch == epoch + 1
             assert two not in group.group.consumer.target[name]
 
-    def test_a_pattern_that_is_none(self, group):
+    def test_a_malformed_pattern_is_refused(self, group):
         result = group.consumer_heartbeat("a", pattern="(")
         assert result.error is ErrorCode.INVALID_REGULAR_EXPRESSION
         assert "missing )" in result.message
@@ -288,14 +288,14 @@ class TestOffsets:
         assert group.commit(key).error is ErrorCode.UNKNOWN_MEMBER_ID
         assert group.commit(key, "a", 2, knows_epochs=False).error is ErrorCode.UNSUPPORTED_VERSION
 
-    def test_an_older_epoch_may_commit_what_it_still_has(self, group):
+    def test_an_older_epoch_may_commit_partitions_that_it_still_owns(self, group):
         """KIP-1251: the commit was sent before its sender heard of the new epoch."""
         two_members(group)
         assert group.commit({("t", 0): 7}, "a", 1).error is ErrorCode.NONE
         assert group.commit({("t", 2): 7}, "a", 1).error is ErrorCode.STALE_MEMBER_EPOCH
         assert group.commit({("t", 2): 7}, "b", 1).error is ErrorCode.STALE_MEMBER_EPOCH
 
-    def test_anybody_may_commit_to_an_empty_group(self, group):
+    def test_a_client_without_membership_may_commit_to_an_empty_group(self, group):
         join(group, "a")
         group.consumer_heartbeat("a", -1)
         assert group.commit({("t", 0): 7}).error is ErrorCode.NONE

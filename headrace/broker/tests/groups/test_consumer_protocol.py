@@ -78,7 +78,7 @@ def test_any_bytes_are_read_or_refused(data):
     parse_subscription(data)
 
 
-def test_version_1_without_what_it_owns_and_versions_to_come():
+def test_version_1_without_owned_partitions_and_future_versions():
     assert read_subscription(b"\0\1" + b"\0\0\0\1\0\1t" + b"\xff" * 4) == Subscription(1, ("t",))
     later = b"\0\7" + b"\0\0\0\1\0\1t" + b"\xff" * 4 + b"\0\0\0\0" + b"\0\0\0\1" + b"\xff\xff" + b"more"
     assert read_subscription(later) == Subscription(3, ("t",))

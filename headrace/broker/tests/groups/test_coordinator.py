@@ -524,7 +524,7 @@ def _codes(response):
     return [partition.error_code for topic in response.topics for partition in topic.partitions]
 
 
-def test_commit_for_what_does_not_exist():
+def test_commit_for_unknown_topics_and_partitions_is_refused():
     async def scenario(site):
         response = await site.call(commit_request({("topic", 0): 1, ("topic", 3): 1, ("nope", 0): 1}), 8)
         assert commit_errors(response) == {
@@ -566,7 +566,7 @@ def test_group_without_a_name_is_refused(request_, version):
     run(scenario)
 
 
-def test_requests_of_strangers_leave_nothing_behind():
+def test_requests_of_unknown_members_leave_no_group_behind():
     async def scenario(site):
         await site.call(FindCoordinatorRequest(key="g"), 0)
         await site.call(HeartbeatRequest(group_id="g", generation_id=1, member_id="m"), 0)
@@ -810,7 +810,7 @@ def test_client_that_hangs_up_leaves_no_waiter():
     run(scenario)
 
 
-def test_stopping_answers_those_who_wait():
+def test_stopping_answers_waiting_requests():
     async def scenario(site):
         await stable_member(site)
         waiting = site.send(join_request(), 3)

@@ -249,7 +249,7 @@ def test_join_v4_asks_to_come_back_with_the_id_it_gives(tmp_path, version):
 
 
 @pytest.mark.parametrize("version", range(5, 10))
-def test_join_v5_a_replacement_fences_whoever_was_there_before(tmp_path, version):
+def test_join_v5_a_replacement_fences_the_previous_static_member(tmp_path, version):
     async def test(broker):
         old = await stable(broker, "one", version)
         taken = await join(broker, "", "one", version=version)
@@ -346,7 +346,7 @@ def test_the_first_rebalance_waits_three_seconds_by_default():
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(max_size=300), version=st.integers(0, 5))
-def test_assignments_are_the_leaders_very_bytes_and_empty_for_whom_it_forgot(tmp_path_factory, data, version):
+def test_assignments_are_the_leaders_bytes_and_empty_for_forgotten_members(tmp_path_factory, data, version):
     async def test(broker):
         joins = [asyncio.ensure_future(join(broker, version=3)) for _ in range(2)]
         answers = await asyncio.gather(*joins)

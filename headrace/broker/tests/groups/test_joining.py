@@ -18,7 +18,7 @@ def test_first_member_leads_generation_one(group):
     assert (result.protocol_type, result.protocol) == ("consumer", "range")
 
 
-def test_only_the_leader_hears_of_the_others(group):
+def test_only_the_leader_is_sent_the_members(group):
     first, second = group.join(), group.join()
     group.tick()
     assert len(group.joined(first).members) == 2
@@ -161,7 +161,7 @@ class TestInitialDelay:
         group.advance(0.1)
         assert group.joined(token).generation == 1
 
-    def test_each_new_member_extends_it(self, group):
+    def test_each_new_member_extends_the_initial_delay(self, group):
         first = group.join()
         group.advance(2)
         second = group.join()
@@ -170,7 +170,7 @@ class TestInitialDelay:
         group.advance(2)
         assert group.joined(first).generation == group.joined(second).generation == 1
 
-    def test_not_beyond_the_rebalance_timeout(self, group):
+    def test_the_initial_delay_ends_at_the_rebalance_timeout(self, group):
         first = group.join(rebalance_ms=7_000)
         for _ in range(6):
             group.advance(1)
@@ -186,7 +186,7 @@ class TestInitialDelay:
         again = group.join(leader)
         assert group.joined(again).generation == group.joined(token).generation == 2
 
-    def test_group_left_by_everybody_during_the_delay_becomes_empty(self, group):
+    def test_group_whose_members_all_leave_during_the_delay_becomes_empty(self, group):
         group.join(new_member_id="a")
         assert group.leave(Leaver("a", None)) == (ErrorCode.NONE,)
         assert group.group.phase is Phase.EMPTY
@@ -200,7 +200,7 @@ class TestInitialDelay:
         return (name,)
 
 
-def test_rebalance_timeout_drops_who_did_not_join_again(group):
+def test_rebalance_timeout_removes_members_that_did_not_rejoin(group):
     names = group.stable(3)
     again = group.join(names[0], rebalance_ms=30_000)
     group.group.members[names[1]].rebalance_timeout_ms = 20_000

@@ -85,7 +85,7 @@ def records(group):
 
 
 class TestUpgrade:
-    def test_members_keep_what_they_have_until_they_join_again(self, group):
+    def test_members_keep_their_partitions_until_they_rejoin(self, group):
         generation = classic(group, {"a": (0, 1), "b": (2, 3)})
         joined = modern(group)
         assert (joined.error, joined.epoch, joined.assignment) == (ErrorCode.NONE, generation + 1, {})
@@ -134,7 +134,7 @@ class TestUpgrade:
         side = group.group.consumer.members["a"].subscription.classic
         assert (side.session_timeout_ms, side.protocols) == (10_000, (("range", subscription()),))
 
-    def test_whoever_waits_is_sent_to_join_again_under_its_id(self, group):
+    def test_a_waiting_member_is_told_to_rejoin_under_its_id(self, group):
         generation = classic(group, {"a": (0, 1, 2, 3)})
         waiting = group.join(new_member_id="b", protocols={"range": subscription()}, version=9)
         group.tick()
@@ -147,7 +147,7 @@ class TestUpgrade:
         assert rejoin(group, "b").generation == generation + 1
         assert assigned(group, "a") == [0, 1, 2, 3]
 
-    def test_in_a_rebalance_what_was_last_stored_counts(self, group):
+    def test_an_upgrade_during_a_rebalance_starts_from_the_stored_assignment(self, group):
         classic(group, {"a": (0, 1, 2, 3)}, "cooperative-sticky")
         joining = {"cooperative-sticky": subscription(0, 1, 2, 3)}
         group.join(new_member_id="b", protocols=joining)
@@ -159,7 +159,7 @@ class TestUpgrade:
         assert (assigned(group, "a"), assigned(group, "new")) == ([0, 1, 2, 3], [])
         assert group.synced(group.sync("a", 2)).error is ErrorCode.REBALANCE_IN_PROGRESS
 
-    def test_an_assignment_on_its_way_reaches_nobody(self, group):
+    def test_an_assignment_that_is_being_stored_is_not_delivered(self, group):
         tokens = [group.join(new_member_id=name, protocols={"range": subscription()}) for name in "ab"]
         group.tick()
         assert group.joined(tokens[0]).generation == 1
@@ -271,18 +271,18 @@ class TestClassicMembers:
         group.limits = replace(LIMITS, consumer_group_size_max=2)
         assert rejoin(group, "").error is ErrorCode.GROUP_MAX_SIZE_REACHED
 
-    def test_its_generation_counts_in_commits(self, group):
+    def test_commits_of_a_classic_member_are_checked_by_generation(self, group):
         generation = self.joined(group)
         key = {("t", 0): 7}
         assert group.commit(key, "c", generation, knows_epochs=False).error is ErrorCode.NONE
         assert group.commit(key, "c", generation - 1).error is ErrorCode.ILLEGAL_GENERATION
 
-    def test_its_own_session_timeout_holds(self, group):
+    def test_a_classic_member_has_its_own_session_timeout(self, group):
         self.joined(group, session_ms=6_000)
         group.advance(7)
         assert list(group.group.consumer.members) == ["new"]
 
-    def test_it_has_its_rebalance_timeout_to_sync(self, group):
+    def test_a_classic_member_has_its_rebalance_timeout_to_sync(self, group):
         generation = self.joined(group, rebalance_ms=20_000)
         for _ in range(4):
             assert group.heartbeat("c", generation) is ErrorCode.NONE
@@ -290,7 +290,7 @@ class TestClassicMembers:
             group.advance(5)
         assert "c" not in group.group.consumer.members
 
-    def test_it_has_its_rebalance_timeout_to_join_again(self, group):
+    def test_a_classic_member_has_its_rebalance_timeout_to_rejoin(self, group):
         generation = self.joined(group, rebalance_ms=20_000)
         group.sync("c", generation)
         modern(group, "another")
@@ -301,13 +301,13 @@ class TestClassicMembers:
         assert errors[:4] == [ErrorCode.REBALANCE_IN_PROGRESS] * 4
         assert "c" not in group.group.consumer.members
 
-    def test_removed_it_cannot_come_back_with_what_it_had(self, group):
+    def test_a_removed_member_cannot_return_with_its_old_partitions(self, group):
         self.joined(group)
         group.advance(11)
         assert rejoin(group, "c", 0, 1).error is ErrorCode.UNKNOWN_MEMBER_ID
         assert rejoin(group, "c").error is ErrorCode.NONE
 
-    def test_its_heartbeat_notices_new_partitions(self, group):
+    def test_a_classic_members_heartbeat_reports_new_partitions(self, group):
         generation = self.joined(group)
         group.sync("c", generation)
         assert group.heartbeat("c", generation) is ErrorCode.NONE
@@ -321,7 +321,7 @@ class TestClassicMembers:
         assert rejoin(group, "c").error is ErrorCode.COORDINATOR_NOT_AVAILABLE
         assert durable(group.group) == before
 
-    def test_static_members_change_their_protocol_and_keep_what_they_have(self, group):
+    def test_static_members_change_their_protocol_and_keep_their_partitions(self, group):
         modern(group, "s1", instance_id="i")
         again = rejoin(group, "", new_member_id="s2", instance_id="i")
         assert again.error is ErrorCode.NONE
@@ -349,7 +349,7 @@ class TestDowngrade:
     def last_one_leaves(self, group):
         return group.consumer_heartbeat("new", -1)
 
-    def test_when_the_last_one_leaves_the_others_are_a_classic_group(self, group):
+    def test_a_group_is_classic_again_when_its_last_modern_member_leaves(self, group):
         epoch = group.group.consumer.epoch
         held = {name: assigned(group, name) for name in "ab"}
         assert self.last_one_leaves(group).error is ErrorCode.NONE
@@ -367,7 +367,7 @@ class TestDowngrade:
         assert (group.group.consumer, group.group.phase) == (None, Phase.STABLE)
         assert not any(isinstance(record, PutEpoch) for record in group.batches[-1])
 
-    def test_when_its_session_is_over(self, group):
+    def test_a_downgrade_follows_the_end_of_the_last_modern_session(self, group):
         epoch = group.group.consumer.epoch
         for _ in range(10):
             group.advance(5)
@@ -399,7 +399,7 @@ class TestDowngrade:
             group.join(name, protocols={"range": subscription()})
         assert group.joined(token).error is ErrorCode.NONE
 
-    def test_nobody_else_is_left(self, group):
+    def test_an_emptied_group_starts_again_as_a_classic_group(self, group):
         group.leave(Leaver("a", None), Leaver("b", None))
         modern(group, "s", instance_id="i")
         self.last_one_leaves(group)
@@ -409,14 +409,14 @@ class TestDowngrade:
         group.crash()
         assert group.group.consumer is None
 
-    def test_an_administrator_removes_the_last_one(self, group):
+    def test_a_downgrade_follows_the_removal_of_the_last_modern_member(self, group):
         modern(group, "s", instance_id="i")
         self.last_one_leaves(group)
         assert group.leave(Leaver("", "i")) == (ErrorCode.NONE,)
         assert group.group.consumer is None
 
     @pytest.mark.parametrize("limits", [{"allows_downgrade": False}, {"group_size_max": 1}])
-    def test_a_group_that_may_not_stays_one_of_the_consumer_protocol(self, group, limits):
+    def test_a_group_that_may_not_be_downgraded_stays_modern(self, group, limits):
         group.limits = replace(LIMITS, **limits)
         epoch = group.group.consumer.epoch
         self.last_one_leaves(group)
@@ -437,7 +437,7 @@ class TestDowngrade:
         assert self.last_one_leaves(group).error is ErrorCode.NONE
         assert group.group.consumer is None
 
-    def test_it_is_upgraded_again_before_anybody_has_joined(self, group):
+    def test_a_downgraded_group_is_upgraded_again_before_a_join(self, group):
         held = {name: assigned(group, name) for name in "ab"}
         self.last_one_leaves(group)
         modern(group, "next")

@@ -506,7 +506,7 @@ def test_schedules_change_the_protocol_both_ways():
     assert sum(world.downgrades for world in worlds) > 3
 
 
-def test_what_a_member_has_not_heard_of_losing_is_not_given_away():
+def test_a_partition_is_not_assigned_before_its_owner_knows_of_the_loss():
     """A cooperative member's SyncGroup is not answered, and the group changes its protocol before it asks again."""
     live(3716, 136)
 

@@ -109,31 +109,31 @@ def test_commits_survive_a_crash(group):
 
 
 class TestDeleteOffsets:
-    def test_of_an_empty_group(self, group):
+    def test_offsets_of_an_empty_group_are_deleted(self, group):
         group.commit({T0: 1, T1: 2})
         assert delete_offsets(group, T0, ("other", 9)).errors == {}
         assert (position(group, T0), position(group, T1)) == (None, 2)
         group.crash()
         assert (position(group, T0), position(group, T1)) == (None, 2)
 
-    def test_of_a_subscribed_topic(self, group):
+    def test_offsets_of_a_subscribed_topic_are_not_deleted(self, group):
         (name,) = group.stable(1, protocols={"range": subscription("topic")})
         group.commit({T0: 1, ("other", 0): 2}, name, 1)
         result = delete_offsets(group, T0, ("other", 0))
         assert result.errors == {T0: ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC}
         assert (position(group), position(group, ("other", 0))) == (1, None)
 
-    def test_of_a_live_group_that_is_not_of_consumers(self, group):
+    def test_offsets_of_a_live_non_consumer_group_are_not_deleted(self, group):
         group.stable(1, protocol_type="connect")
         assert delete_offsets(group, T0).error is ErrorCode.NON_EMPTY_GROUP
 
 
 class TestDeleteGroup:
-    def test_with_members(self, group):
+    def test_a_group_with_members_is_not_deleted(self, group):
         group.stable(1)
         assert delete_group(group) is ErrorCode.NON_EMPTY_GROUP
 
-    def test_takes_everything_with_it(self, group):
+    def test_deleting_a_group_deletes_its_offsets(self, group):
         (name,) = group.stable(1)
         group.commit({T0: 1}, name, 1)
         group.leave(Leaver(name, None))
@@ -143,13 +143,13 @@ class TestDeleteGroup:
         group.crash()
         assert group.group.is_disposable
 
-    def test_that_cannot_be_stored_does_not_happen(self, group):
+    def test_a_group_deletion_that_cannot_be_stored_changes_nothing(self, group):
         group.commit({T0: 1})
         group.append_error = ErrorCode.COORDINATOR_NOT_AVAILABLE
         assert delete_group(group) is ErrorCode.COORDINATOR_NOT_AVAILABLE
         assert position(group) == 1
 
-    def test_dead_group_refuses(self, group):
+    def test_a_dead_group_is_not_deleted_again(self, group):
         group.commit({T0: 1})
         delete_group(group)
         assert delete_group(group) is ErrorCode.GROUP_ID_NOT_FOUND
@@ -161,7 +161,7 @@ class TestDeleteGroup:
 class TestExpiry:
     DAY = 86_400
 
-    def test_of_a_simple_consumer_counts_from_each_commit(self, group):
+    def test_expiry_of_a_simple_consumer_counts_from_each_commit(self, group):
         group.commit({T0: 1})
         group.advance(4 * self.DAY)
         group.commit({T1: 2})
@@ -169,7 +169,7 @@ class TestExpiry:
         group.send(ExpireOffsets())
         assert (position(group, T0), position(group, T1)) == (None, 2)
 
-    def test_of_an_empty_group_counts_from_when_it_became_empty(self, group):
+    def test_expiry_of_an_empty_group_counts_from_its_last_member(self, group):
         (name,) = group.stable(1, session_ms=1_800_000)
         group.commit({T0: 1}, name, 1)
         for _ in range(3 * 48):
@@ -185,7 +185,7 @@ class TestExpiry:
         group.crash()
         assert group.group.is_disposable
 
-    def test_spares_what_a_live_group_reads(self, group):
+    def test_expiry_spares_offsets_of_subscribed_topics(self, group):
         group.limits = Limits(initial_rebalance_delay_ms=0, offsets_retention_ms=5_000)
         (name,) = group.stable(1, protocols={"range": subscription("topic")})
         group.commit({T0: 1, ("other", 0): 2}, name, 1)
@@ -193,7 +193,7 @@ class TestExpiry:
         group.send(ExpireOffsets())
         assert (position(group), position(group, ("other", 0))) == (1, None)
 
-    def test_spares_everything_if_subscriptions_cannot_be_read(self, group):
+    def test_expiry_spares_all_offsets_of_unreadable_subscriptions(self, group):
         group.limits = Limits(initial_rebalance_delay_ms=0, offsets_retention_ms=5_000)
         (name,) = group.stable(1, protocols={"range": b"\x00"})
         group.commit({T0: 1}, name, 1)
@@ -208,7 +208,7 @@ class TestExpiry:
         group.send(ExpireOffsets())
         assert position(group) is None
 
-    def test_what_an_open_transaction_replaces_does_not_expire(self, group):
+    def test_expiry_spares_offsets_in_an_open_transaction(self, group):
         group.commit({T0: 1, T1: 2}, expire_ms=group.now.time_ms + 1_000)
         group.crash()
         group.advance(1)

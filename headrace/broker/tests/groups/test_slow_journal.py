@@ -27,7 +27,7 @@ def commit(group, offset, member_id="", generation=-1):
     return group.last_token
 
 
-def test_nobody_gets_an_assignment_before_it_is_stored(group):
+def test_an_assignment_is_delivered_after_it_is_stored(group):
     names = begin(group)
     tokens = [group.sync(names[1], 1), group.sync(names[0], 1, dict.fromkeys(names, b"x"))]
     assert not any(token in group.results for token in tokens)

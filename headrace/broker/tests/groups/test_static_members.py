@@ -107,7 +107,7 @@ def test_restart_that_cannot_be_stored_leaves_the_old_id_in_place(pair):
     assert pair.group.leader == "a-1"
 
 
-def test_absent_static_member_keeps_its_place_through_a_rebalance(pair):
+def test_an_absent_static_member_stays_through_a_rebalance(pair):
     token = pair.join("a-1", instance_id="a", session_ms=100_000, rebalance_ms=7_000, version=9)
     pair.group.members["b-1"].session_timeout_ms = 100_000
     pair.group.members["b-1"].rebalance_timeout_ms = 7_000
@@ -117,7 +117,7 @@ def test_absent_static_member_keeps_its_place_through_a_rebalance(pair):
     assert [member for member, _, _ in pair.joined(token).members] == ["a-1", "b-1"]
 
 
-def test_absent_static_leader_keeps_its_place_and_somebody_who_joined_leads(pair):
+def test_an_absent_static_leader_stays_a_member_and_a_joined_member_leads(pair):
     leader = pair.group.members["a-1"]
     leader.session_timeout_ms, leader.rebalance_timeout_ms = 100_000, 7_000
     pair.heartbeat("a-1", 1, "a")

@@ -38,7 +38,7 @@ def test_a_transaction_ends_in_each_journal_partition_by_itself() -> None:
     assert offsets.end(3, 1) == {"h": {B: at(2)}}
 
 
-def test_what_was_deleted_does_not_come_back_when_the_transaction_ends() -> None:
+def test_deleted_offsets_do_not_return_when_the_transaction_ends() -> None:
     offsets = TransactionalOffsets()
     offsets.add(0, 1, "g", {A: at(1), B: at(2)})
     offsets.drop("g", [A])
@@ -46,7 +46,7 @@ def test_what_was_deleted_does_not_come_back_when_the_transaction_ends() -> None
     assert offsets.end(0, 1) == {"g": {B: at(2)}}
 
 
-def test_what_was_read_of_other_partitions_is_taken_over() -> None:
+def test_offsets_read_from_other_journal_partitions_are_added() -> None:
     offsets, read = TransactionalOffsets(), TransactionalOffsets()
     offsets.add(0, 1, "g", {A: at(1)})
     read.add(1, 1, "h", {A: at(2), B: at(3)})

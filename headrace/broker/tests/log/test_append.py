@@ -176,7 +176,7 @@ def test_defaults_of_the_declared_table_are_those_of_the_parsed_config():
         ("retention.msec", "1", "did you mean 'retention.ms'"),
     ],
 )
-def test_what_is_not_honoured_is_refused(name, value, message):
+def test_an_unsupported_topic_configuration_is_refused(name, value, message):
     with pytest.raises(ConfigError, match=message):
         LogConfig.parse({name: value})
 
@@ -188,7 +188,7 @@ def test_what_is_not_honoured_is_refused(name, value, message):
         ("unclean.leader.election.enable", "true"),
     ],
 )
-def test_what_cannot_matter_here_is_taken_and_says_so(name, value):
+def test_a_configuration_without_effect_is_accepted_and_documented(name, value):
     assert LogConfig.parse({name: value}) == LogConfig()
     assert ". No effect here: " in TOPIC_CONFIGS[name].doc
 

@@ -74,7 +74,7 @@ def test_c1_the_last_value_of_a_key_stays_where_it_was(world):
         assert log.read(offset, 1 << 20, up_to=end_offset).size
 
 
-def test_c1_the_written_segment_and_what_is_above_the_bound_stay(world):
+def test_c1_the_active_segment_and_records_above_the_bound_stay(world):
     log = world.open(**CONFIG)
     put(world, log, ("a", "1"), ("a", "2"))
     roll(world, log)
@@ -90,7 +90,7 @@ def test_c1_the_written_segment_and_what_is_above_the_bound_stay(world):
     assert [pair[2] for pair in pairs_of(log)] == ["4", "5", "6"]
 
 
-def test_c1_what_is_not_known_to_be_on_disk_is_not_cleaned(world):
+def test_c1_unsynced_segments_are_not_cleaned(world):
     log = world.open(**CONFIG)
     put(world, log, ("a", "1"), ("b", "1"))
     roll(world, log)
@@ -290,7 +290,7 @@ def test_a_map_that_is_full_cleans_a_part_and_goes_on_next_time(world):
         clean_log(log, world.clock, many.base_offset, memory_bytes=1)
 
 
-def test_what_changes_meanwhile_is_left_alone(world):
+def test_a_log_that_changes_during_cleaning_is_left_alone(world):
     log = world.open(**CONFIG)
     put(world, log, ("a", "1"), ("a", "2"))
     roll(world, log)

@@ -99,7 +99,7 @@ def test_a_copy_is_the_log_and_knows_producers_epochs_and_transactions(seed: int
         log = follower(world)
 
 
-def test_what_was_damaged_on_the_way_or_does_not_go_on_is_not_taken() -> None:
+def test_damaged_or_discontinuous_copies_are_refused() -> None:
     world = LogWorld()
     leader, log = world.open(), follower(world)
     for _ in range(3):
@@ -215,7 +215,7 @@ def test_an_epoch_that_was_noted_and_wrote_nothing_is_not_that_of_what_was_copie
         ([(4, 0)], (-1, 3), [(4, 0)]),
     ],
 )
-def test_what_is_in_the_log_says_more_than_what_was_noted(
+def test_leader_epochs_of_the_log_replace_the_checkpoint(
     noted: list[tuple[int, int]], found: tuple[int, int], entries: list[tuple[int, int]]
 ) -> None:
     epochs = LeaderEpochs(noted)

@@ -135,7 +135,7 @@ def test_a_background_flush_that_fails_stops_the_partition_too(world):
     assert "offline" in storage_error(world.append, log)
 
 
-def test_flushing_after_so_many_messages(world):
+def test_flush_messages_sets_the_number_of_messages_between_flushes(world):
     log = world.open(flush_messages=10)
     for _ in range(4):
         world.append(log, 3)
@@ -339,7 +339,7 @@ def test_d6_the_remedy_that_the_message_names_works(world):
     assert again.log_end_offset > log.segments[1].base_offset
 
 
-def test_d6_what_is_appended_where_synced_records_were_given_up_is_synced_again(world):
+def test_d6_records_appended_after_lost_synced_records_are_synced_again(world):
     """Otherwise it would be acknowledged without an fsync until the log has its former length."""
     log = filled(world, 30)
     log.flush()

@@ -117,7 +117,7 @@ def test_b8_levels_are_those_of_the_configuration(world):
     assert sizes["lz4", 12] < sizes["lz4", 9]
 
 
-def test_b8_what_grows_past_the_limit_is_refused(world):
+def test_b8_a_batch_that_grows_past_the_limit_when_recompressed_is_refused(world):
     log = world.open(compression_type="uncompressed", max_message_bytes=2000)
     small = build_batch([Record(b"k", bytes(5000))], compression=4)
     assert len(small) < 200
@@ -185,9 +185,7 @@ def test_b9_fuzz_nothing_that_cannot_be_decoded_gets_in(world):
 
 
 @pytest.mark.parametrize("cleanup_policy", ["delete", "compact"])
-def test_b9_what_decompresses_to_more_than_allowed_is_refused_so_that_producers_split_it(
-    world, cleanup_policy
-):
+def test_b9_a_batch_that_decompresses_past_the_limit_is_too_large(world, cleanup_policy):
     log = world.open(cleanup_policy=(cleanup_policy,))
     records = [Record(b"k", bytes(1 << 20), (), world.clock.now_ms)]
     log.append(build_batch(records * 63, compression=4), leader_epoch=0)
@@ -203,7 +201,7 @@ def test_b9_larger_messages_may_decompress_to_more(world):
     log.append(build_batch(records, compression=4), leader_epoch=0)
 
 
-def test_b9_what_takes_long_is_not_begun_and_nothing_has_changed(world):
+def test_b9_a_long_check_is_left_to_a_thread_without_effect(world):
     log = world.open(strict_records=True)
     batch = build_batch([Record(b"k", bytes(8 << 20), (), world.clock.now_ms)], compression=4)
     with pytest.raises(TakesTime):

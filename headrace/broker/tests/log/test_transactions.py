@@ -54,7 +54,7 @@ def pairs(aborted):
     return [(transaction.producer_id, transaction.first_offset) for transaction in aborted]
 
 
-def test_t5_what_is_stable_ends_where_the_earliest_open_transaction_begins(world):
+def test_t5_the_stable_offset_is_the_start_of_the_earliest_open_transaction(world):
     log = world.open()
     first, second = Writer(world, log, 1), Writer(world, log, 2)
     assert log.first_unstable_offset is None
@@ -78,7 +78,7 @@ def test_t5_what_is_stable_ends_where_the_earliest_open_transaction_begins(world
     assert pairs(log.aborted_transactions(0, 5)) == []
 
 
-def test_t5_what_was_deleted_of_an_open_transaction_is_not_waited_for(world):
+def test_t5_deleted_records_of_an_open_transaction_do_not_hold_the_stable_offset(world):
     log = world.open()
     writer = Writer(world, log, 1)
     writer.send(2)

@@ -263,12 +263,12 @@ class Run:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_whatever_happens_epochs_only_rise_leaders_are_in_sync_and_no_topic_is_lost(seed: int) -> None:
+def test_random_events_keep_epochs_rising_leaders_in_sync_and_topics(seed: int) -> None:
     Run(seed).run(150)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_of_two_controllers_the_older_one_decides_nothing_about_brokers(seed: int) -> None:
+def test_an_older_controller_decides_nothing_about_brokers(seed: int) -> None:
     run = Run(seed)
     run.run(60)
     run.controller.carry_out(BrokerStarted(BrokerImage(9, 999, "x"), clean=True))
@@ -301,7 +301,7 @@ def test_of_two_controllers_the_older_one_decides_nothing_about_brokers(seed: in
     assert name not in store.topics()
 
 
-def test_what_another_writer_has_changed_is_not_written_over() -> None:
+def test_a_change_of_another_writer_is_not_overwritten() -> None:
     one = elected(2)
     one.carry_out(CreateTopics((topic("t", 150),), 2))
     other = Controller(one.store, one.image)
@@ -372,7 +372,7 @@ def test_replicas_are_on_different_racks_as_far_as_there_are_any() -> None:
     assert set(Counter(state.leader for state in states["t"]).values()) == {4}
 
 
-def test_absent_brokers_may_be_chosen_beside_somebody_who_is_alive() -> None:
+def test_absent_brokers_may_be_assigned_beside_an_alive_one() -> None:
     controller = elected(2)
     absent = (BrokerImage(2, -1, ""), BrokerImage(3, -1, ""))
     chosen = {"t": [[2, 1], [0, 3]]}
@@ -402,7 +402,7 @@ def test_absent_brokers_may_be_chosen_beside_somebody_who_is_alive() -> None:
     assert state_of(controller, "u").isr == (0,)
 
 
-def test_who_leaves_leads_nothing_that_others_can_and_joins_no_isr() -> None:
+def test_a_leaving_broker_hands_over_leadership_and_joins_no_isr() -> None:
     controller = elected(3)
     controller.carry_out(CreateTopics((topic("t", 1, min_insync_replicas="2"),), 3))
     controller.carry_out(CreateTopics((topic("u", 3),)))
@@ -428,7 +428,7 @@ def test_who_leaves_leads_nothing_that_others_can_and_joins_no_isr() -> None:
     )
 
 
-def test_who_was_only_killed_stays_in_sync_and_who_lost_power_does_not() -> None:
+def test_a_killed_broker_stays_in_sync_and_one_that_lost_power_does_not() -> None:
     for kept, synced, durability, stays in (
         (True, False, None, True),
         (False, False, None, False),
@@ -450,7 +450,7 @@ def test_who_was_only_killed_stays_in_sync_and_who_lost_power_does_not() -> None
         assert not stays or state.leader_epoch > 1
 
 
-def test_who_was_in_sync_stays_eligible_where_another_leads_that_was_eligible() -> None:
+def test_an_in_sync_replica_stays_eligible_when_an_eligible_one_leads() -> None:
     controller = elected(3)
     controller.carry_out(CreateTopics((topic("t", 1, min_insync_replicas="3"),), 3))
     last, second, third = state_of(controller).replicas
@@ -467,7 +467,7 @@ def test_who_was_in_sync_stays_eligible_where_another_leads_that_was_eligible() 
     assert (state.leader, state.isr, state.elr) == (last, (last,), (third,)), "it has everything, still"
 
 
-def test_who_is_eligible_is_not_when_less_is_enough() -> None:
+def test_eligibility_ends_when_min_insync_replicas_is_reached() -> None:
     controller = elected(2)
     controller.carry_out(CreateTopics((topic("t", 1, min_insync_replicas="2"),), 2))
     _, other = state_of(controller).replicas
@@ -480,7 +480,7 @@ def test_who_is_eligible_is_not_when_less_is_enough() -> None:
     assert controller.image.topics["t"].topic.config == {"min.insync.replicas": "1"}
 
 
-def test_who_is_eligible_is_so_by_a_smaller_number_too_that_is_not_reached() -> None:
+def test_eligibility_stays_while_a_lower_min_insync_replicas_is_not_reached() -> None:
     controller = elected(3)
     controller.carry_out(CreateTopics((topic("t", 1, min_insync_replicas="3"),), 3))
     _, *others = state_of(controller).replicas
@@ -494,7 +494,7 @@ def test_who_is_eligible_is_so_by_a_smaller_number_too_that_is_not_reached() -> 
         assert state_of(controller).elr == eligible
 
 
-def test_what_topics_do_not_say_is_what_all_have() -> None:
+def test_topics_without_min_insync_replicas_use_the_brokers_value() -> None:
     controller = elected(2)
     controller.carry_out(CreateTopics((topic("t", 1), topic("own", 1, min_insync_replicas="1")), 2))
     _, other = state_of(controller).replicas
@@ -511,7 +511,7 @@ def test_what_topics_do_not_say_is_what_all_have() -> None:
 
 
 @pytest.mark.parametrize("min_isr", [1, 2])
-def test_a_leader_says_by_how_many_it_goes(min_isr: int) -> None:
+def test_a_leader_reports_its_min_insync_replicas(min_isr: int) -> None:
     controller = elected(2)
     controller.carry_out(CreateTopics((topic("t", 1),), 2))
     leader, other = state_of(controller).replicas
@@ -522,7 +522,7 @@ def test_a_leader_says_by_how_many_it_goes(min_isr: int) -> None:
     assert state_of(controller).elr == ((other,) if min_isr == 2 else ())
 
 
-def test_isrs_of_many_partitions_are_changed_together_and_those_that_are_out_of_date_left_out() -> None:
+def test_isrs_of_many_partitions_change_together_without_outdated_proposals() -> None:
     controller = elected(3)
     controller.carry_out(CreateTopics((topic("t", 150), topic("u", 2)), 3))
 
@@ -551,7 +551,7 @@ def test_isrs_of_many_partitions_are_changed_together_and_those_that_are_out_of_
     assert controller.carry_out(ChangeIsrs(tuple(late))) == 0
 
 
-def test_the_last_in_sync_leads_when_it_is_back_and_nobody_before_it() -> None:
+def test_the_last_in_sync_replica_leads_when_it_returns_and_no_other_before() -> None:
     controller = elected(3)
     controller.carry_out(CreateTopics((topic("t", 1),), 3))
     first, second, third = state_of(controller).replicas
@@ -581,7 +581,7 @@ def test_the_last_replica_standing_that_lost_its_tail_does_not_lead(  # KIP-966
     assert state_of(controller).isr == (first,)
 
 
-def test_without_anybody_eligible_a_leader_is_elected_only_when_somebody_asks_for_it() -> None:
+def test_without_eligible_replicas_only_a_request_elects_a_leader() -> None:
     controller = elected(2)
     controller.carry_out(CreateTopics((topic("t", 1),), 2))
     first, second = state_of(controller).replicas
@@ -621,7 +621,7 @@ def test_a_single_replica_leads_again_under_a_later_epoch_only_after_a_stop_that
     ids=["old epoch", "later epoch", "not the leader", "old state", "without the leader", "no replica", "twice",
          "another incarnation", "no topic", "no partition"],
 )  # fmt: skip
-def test_an_isr_is_taken_from_its_leader_with_members_that_are_what_they_were(
+def test_an_isr_proposal_needs_the_leader_and_current_member_epochs(
     change: Callable[[ChangeIsr], ChangeIsr], code: ErrorCode
 ) -> None:
     controller = elected(3)
@@ -639,7 +639,7 @@ def test_an_isr_is_taken_from_its_leader_with_members_that_are_what_they_were(
     assert state_of(controller).isr == (state.leader,)
 
 
-def test_what_left_a_large_enough_isr_is_not_eligible() -> None:
+def test_a_replica_that_left_a_sufficient_isr_is_not_eligible() -> None:
     controller = elected(3)
     controller.carry_out(CreateTopics((topic("t", 1, min_insync_replicas="2"),), 3))
 
@@ -716,7 +716,7 @@ def test_topics_of_the_layout_before_get_the_states_that_they_had() -> None:
     assert controller.carry_out(AdoptStates(3, 7)) == 0
 
 
-def test_who_is_no_controller_decides_nothing() -> None:
+def test_a_broker_that_is_not_the_controller_decides_nothing() -> None:
     with pytest.raises(KafkaError) as refused:
         list(step(ClusterImage(), BrokerGone(1)))
     assert refused.value.code is ErrorCode.NOT_CONTROLLER
@@ -738,7 +738,7 @@ def test_a_frozen_map_is_what_a_dict_is_and_stays_what_it_was() -> None:
         assert all((key in frozen) == (key in model) for key in keys)
 
 
-def test_a_replica_that_its_broker_has_lost_counts_no_longer_unless_nobody_else_has_everything() -> None:
+def test_a_lost_replica_leaves_the_isr_unless_it_is_the_last() -> None:
     controller = elected(3)
     controller.carry_out(CreateTopics((topic("t", 3),), 3))
     before = [state_of(controller, "t", index) for index in range(3)]
@@ -757,7 +757,7 @@ def test_a_replica_that_its_broker_has_lost_counts_no_longer_unless_nobody_else_
     assert state_of(controller) == alone, "the last one keeps what it has"
 
 
-def test_who_has_everything_leads_when_it_is_back_in_the_place_of_who_has_lost_it() -> None:
+def test_an_eligible_replica_replaces_a_leader_that_lost_its_log() -> None:
     controller = elected(2)
     controller.carry_out(CreateTopics((topic("t", 1, min_insync_replicas="2"),), 2))
     controller.carry_out(BrokerGone(1))

@@ -54,9 +54,7 @@ async def levels(broker: DirectBroker) -> tuple[int, int, int]:
     return most, level, answer.finalized_features_epoch
 
 
-async def test_a_level_is_raised_when_all_know_it_and_then_who_does_not_starts_no_more(
-    tmp_path, newer
-) -> None:
+async def test_a_raised_level_keeps_brokers_without_it_from_starting(tmp_path, newer) -> None:
     newer(False)
     async with direct_cluster(tmp_path, 2) as cluster:
         one, two = cluster.brokers[1], cluster.brokers[2]
@@ -104,7 +102,7 @@ async def test_a_level_is_raised_when_all_know_it_and_then_who_does_not_starts_n
         await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 2)
 
 
-async def test_what_an_update_names_is_checked_and_all_of_it_done_or_nothing(tmp_path: Path, newer) -> None:
+async def test_a_feature_update_is_checked_and_applied_as_a_whole(tmp_path: Path, newer) -> None:
     newer(True)
     async with direct_broker(tmp_path) as broker:
         both = [
@@ -181,7 +179,7 @@ async def _eventually_of(cluster: DirectCluster, holders: list[int]) -> None:
     await cluster.agreed(left, 1)
 
 
-async def test_what_a_member_of_an_earlier_version_wrote_of_itself_is_read(tmp_path: Path) -> None:
+async def test_a_registration_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     """It has no levels, and not the version that it came from."""
     async with direct_cluster(tmp_path, 1) as cluster:
         one, store = cluster.brokers[1], cluster.stores[1]

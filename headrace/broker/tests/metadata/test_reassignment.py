@@ -44,7 +44,7 @@ def refused(controller: Controller, target: tuple[int, ...] | None, **options: b
     return caught.value.code, caught.value.message
 
 
-def test_a_partition_is_where_it_is_to_be_when_all_who_come_are_in_sync() -> None:
+def test_a_move_completes_when_all_added_replicas_are_in_sync() -> None:
     controller = created((0, 1))
     state = move(controller, (2, 3))
     assert (state.replicas, state.adding, state.removing) == ((2, 3, 0, 1), (2, 3), (0, 1))
@@ -57,7 +57,7 @@ def test_a_partition_is_where_it_is_to_be_when_all_who_come_are_in_sync() -> Non
     assert (state.leader, state.leader_epoch) == (2, epoch + 1)
 
 
-def test_who_stays_and_leads_goes_on_and_who_only_goes_is_gone_at_once() -> None:
+def test_a_remaining_leader_stays_and_removed_replicas_go_at_once() -> None:
     controller = created((0, 1, 2))
     before = state_of(controller)
     state = move(controller, (1, 0))
@@ -68,7 +68,7 @@ def test_who_stays_and_leads_goes_on_and_who_only_goes_is_gone_at_once() -> None
     assert (state.replicas, state.leader, state.leader_epoch) == ((1,), 1, before.leader_epoch + 1)
 
 
-def test_nobody_goes_before_somebody_who_stays_has_everything() -> None:
+def test_no_replica_is_removed_before_a_remaining_one_is_in_sync() -> None:
     controller = created((0, 1))
     in_sync(controller, 0)
     state = move(controller, (1,))
@@ -82,7 +82,7 @@ def test_nobody_goes_before_somebody_who_stays_has_everything() -> None:
     assert (state.replicas, state.isr, state.leader) == ((1, 0), (0,), NO_LEADER), "nor while nobody leads"
 
 
-def test_nobody_goes_before_as_many_who_stay_have_everything_as_acknowledgements_ask_for() -> None:
+def test_replicas_are_removed_after_min_insync_replicas_remain() -> None:
     controller = created((2, 0, 1), min_insync_replicas="2")
     in_sync(controller, 2, 1)
     state = move(controller, (0, 1))
@@ -101,7 +101,7 @@ def test_nobody_goes_before_as_many_who_stay_have_everything_as_acknowledgements
     assert (state.replicas, state.isr) == ((2, 0), (2,)), "who goes has nothing that others lack"
 
 
-def test_nobody_goes_who_is_eligible_before_as_many_others_have_everything() -> None:
+def test_an_eligible_replica_is_removed_after_others_are_in_sync() -> None:
     controller = created((2, 1, 0), **{"min.insync.replicas": "2"})
     in_sync(controller, 2, 1)
     state = in_sync(controller, 2)
@@ -112,7 +112,7 @@ def test_nobody_goes_who_is_eligible_before_as_many_others_have_everything() -> 
     assert (state.replicas, state.isr, state.elr, state.removing) == ((0, 2), (2, 0), (), ())
 
 
-def test_a_move_is_not_cancelled_where_of_those_before_one_is_eligible_alone() -> None:
+def test_a_move_is_not_cancelled_where_an_original_replica_is_only_eligible() -> None:
     state = PartitionState(
         (2, 0), leader=2, leader_epoch=3, isr=(2,), elr=(0,), partition_epoch=5, adding=(2,)
     )
@@ -131,7 +131,7 @@ def test_a_smaller_number_that_has_to_be_in_sync_ends_a_move_that_waited_for_mor
     assert (state.replicas, state.isr, state.leader, state.removing) == ((0, 1), (1,), 1, ())
 
 
-def test_what_was_being_added_goes_later_where_too_few_others_have_everything() -> None:
+def test_an_added_replica_is_removed_after_others_are_in_sync() -> None:
     def half_moved() -> Controller:
         controller = created((0, 1), min_insync_replicas="2")
         move(controller, (0, 2))
@@ -151,7 +151,7 @@ def test_what_was_being_added_goes_later_where_too_few_others_have_everything() 
     assert (state.replicas, state.isr, state.removing) == ((0, 3), (0, 3), ())
 
 
-def test_a_single_replica_that_gets_others_is_led_anew() -> None:
+def test_a_single_replica_that_gets_others_has_a_new_leader_epoch() -> None:
     controller = created((0,))
     before = state_of(controller)
     state = move(controller, (0, 1, 2))
@@ -160,7 +160,7 @@ def test_a_single_replica_that_gets_others_is_led_anew() -> None:
     assert in_sync(controller, 0, 1, 2).adding == ()
 
 
-def test_what_is_cancelled_is_as_it_was() -> None:
+def test_a_cancelled_move_restores_the_replicas() -> None:
     controller = created((0, 1))
     assert refused(controller, None)[0] is ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
     move(controller, (2, 3))
@@ -192,7 +192,7 @@ def test_a_move_is_not_cancelled_where_only_new_replicas_are_in_sync_unless_that
             assert (state.replicas, state.isr, state.leader) == ((0,), (0,), NO_LEADER)
 
 
-def test_another_target_turns_the_way_and_whoever_was_only_being_added_goes() -> None:
+def test_another_target_replaces_the_move_and_drops_added_replicas() -> None:
     controller = created((0, 1))
     move(controller, (2, 3))
     in_sync(controller, 0, 1, 2)
@@ -203,13 +203,13 @@ def test_another_target_turns_the_way_and_whoever_was_only_being_added_goes() ->
     assert (state.replicas, state.isr, state.adding, state.removing) == ((0, 1), (0, 1), (), ())
 
 
-def test_who_leads_while_it_is_being_added_goes_last() -> None:
+def test_an_added_replica_that_leads_is_removed_last() -> None:
     state = PartitionState((2, 0), 2, 5, (2, 0), adding=(2,), removing=(0,))
     turned = begun(state, (1,))
     assert (turned.replicas, turned.adding, turned.removing, turned.isr) == ((1, 2, 0), (1,), (2, 0), (2, 0))
 
 
-def test_the_end_waits_for_somebody_who_can_lead() -> None:
+def test_a_move_ends_when_a_target_replica_can_lead() -> None:
     controller = created((0, 1))
     move(controller, (0, 2))
     controller.carry_out(BrokerLeaving(2))
@@ -232,7 +232,7 @@ def test_the_end_waits_for_somebody_who_can_lead() -> None:
         ((0, 9), "includes broker 9, but no such broker is registered. Those that are: 0, 1, 2, 3, 4."),
     ],
 )
-def test_what_cannot_be_is_refused(target: tuple[int, ...], words: str) -> None:
+def test_an_impossible_reassignment_is_refused(target: tuple[int, ...], words: str) -> None:
     code, message = refused(created((0, 1)), target)
     assert code is ErrorCode.INVALID_REPLICA_ASSIGNMENT
     assert words in message
@@ -258,7 +258,7 @@ def test_partitions_that_are_added_meanwhile_have_as_many_replicas_as_there_will
     assert len(state_of(controller, index=1).replicas) == 2
 
 
-def test_what_is_not_being_moved_is_not_over_either() -> None:
+def test_a_partition_that_is_not_moved_is_not_completed() -> None:
     state = PartitionState((0, 1), 0, 1, (0, 1))
     assert completed(state) is None
     assert begun(state, (0, 1)) is state

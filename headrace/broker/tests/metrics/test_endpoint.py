@@ -13,7 +13,7 @@ from headrace.broker.metrics.endpoint import MetricsEndpoint
 from headrace.broker.metrics.model import Metrics
 
 
-async def test_who_connects_and_says_nothing_costs_so_many_threads_at_most(
+async def test_silent_connections_take_a_bounded_number_of_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("headrace.broker.metrics.endpoint.THREADS_MAX", 3)

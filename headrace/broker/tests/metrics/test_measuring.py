@@ -229,7 +229,7 @@ def answer_to(url: str, header: str | None = None, context: ssl.SSLContext | Non
         return error.code if error.headers.get_all("WWW-Authenticate") else 0
 
 
-async def test_metrics_are_read_by_those_who_have_credentials() -> None:
+async def test_metrics_need_the_configured_credentials() -> None:
     basic = base64.b64encode(b"ann:pencil").decode()
     both = Access(credentials="ann:pencil", token="a.b.c")
     cases = (

@@ -56,7 +56,7 @@ async def test_without_a_principal_metrics_show_everything(tmp_path: Path) -> No
         assert await names_in(admin) == {"seen", "hidden"}
 
 
-def test_what_is_beyond_the_labels_is_shown_and_every_label_is_asked_for() -> None:
+def test_hidden_labels_are_summed_and_each_label_is_authorized_once() -> None:
     metric = Metric("headrace_group_lag_records", MetricKind.GAUGE, "Doc.", ("group", "topic"))
     asked: list[tuple[ResourceType, str]] = []
 
@@ -74,6 +74,6 @@ def test_what_is_beyond_the_labels_is_shown_and_every_label_is_asked_for() -> No
 
 
 @pytest.mark.parametrize("principal", ["ann", "User:", ":ann"])
-def test_a_principal_that_is_none_is_refused(principal: str) -> None:
+def test_a_malformed_principal_is_refused(principal: str) -> None:
     with pytest.raises(ConfigError, match=r"metrics\.principal: write User:NAME"):
         BrokerConfig({"metrics.principal": principal})

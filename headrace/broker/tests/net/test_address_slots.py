@@ -58,13 +58,13 @@ def test_numbers_are_read_as_kafka_reads_them() -> None:
         ({PER_ADDRESS: "-1"}, "Value must be at least 0"),
     ],
 )
-def test_what_is_no_number_of_connections_is_refused(settings: dict[str, str], words: str) -> None:
+def test_a_malformed_number_of_connections_is_refused(settings: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigError) as refused:
         BrokerConfig(settings)
     assert words in str(refused.value)
 
 
-def test_who_comes_beyond_its_number_is_closed_and_others_are_served() -> None:
+def test_connections_beyond_an_addresss_number_are_closed() -> None:
     async def test() -> None:
         async with network(echo) as net:
 
@@ -88,7 +88,7 @@ def test_who_comes_beyond_its_number_is_closed_and_others_are_served() -> None:
     run(test)
 
 
-async def test_what_is_configured_holds_at_once_and_names_have_addresses(tmp_path: Path) -> None:
+async def test_connection_overrides_take_effect_at_once_and_resolve_names(tmp_path: Path) -> None:
     async with direct_broker(tmp_path, {PER_ADDRESS: "5", OVERRIDES: "127.0.0.9:0"}) as broker:
         slots = broker.broker.network._per_address
         slots.take("127.0.0.1")

@@ -29,7 +29,7 @@ def test_the_host_with_most_loses_the_connection_that_was_silent_for_longest() -
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 50)), max_size=50), st.integers(0, 200))
-def test_what_is_noted_is_counted_once(notes: list[tuple[int, int]], bytes_max: int) -> None:
+def test_unsent_bytes_are_counted_once(notes: list[tuple[int, int]], bytes_max: int) -> None:
     backlog: Backlog[Slow] = Backlog(bytes_max)
     peers = [Slow("ab"[index % 2], float(index)) for index in range(6)]
     sizes: dict[int, int] = {}

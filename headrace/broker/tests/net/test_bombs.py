@@ -188,7 +188,7 @@ def test_f8_resets_and_half_closed_connections_leave_nothing_behind(tmp_path) ->
     asyncio.run(test())
 
 
-async def test_what_was_asked_before_one_closed_its_half_is_still_answered(tmp_path) -> None:
+async def test_requests_before_a_half_close_are_answered(tmp_path) -> None:
     ask = struct.pack(">ihhih", 10, 18, 0, 7, -1)
     async with direct_broker(tmp_path) as broker:
         loop = asyncio.get_running_loop()

@@ -234,7 +234,7 @@ def test_a_peer_that_does_not_read_is_not_answered_on_and_on() -> None:
     run(test)
 
 
-def test_answers_for_all_who_do_not_read_are_bounded_together(caplog) -> None:
+def test_unsent_answers_of_all_connections_are_bounded_together(caplog) -> None:
     """A connection that is read goes on; those that are not read are closed, the one without progress for longest
     first.
     """
@@ -417,7 +417,7 @@ def test_idle_connections_are_closed_and_waiting_ones_are_not() -> None:
     run(test)
 
 
-def test_connection_limits_refuse_at_the_door() -> None:
+def test_connections_beyond_the_limit_are_refused() -> None:
     async def test() -> None:
         async with network(echo) as net:
             net.set_connections_per_address(2, {})
@@ -465,7 +465,7 @@ def test_draining_waits_for_requests_under_way() -> None:
     run(test)
 
 
-def test_a_request_frame_is_not_used_again_while_somebody_keeps_it() -> None:
+def test_a_request_buffer_is_not_reused_while_it_is_referenced() -> None:
     kept: list[memoryview] = []
 
     def answerer(peer, body):
@@ -486,7 +486,7 @@ def test_a_request_frame_is_not_used_again_while_somebody_keeps_it() -> None:
     run(test)
 
 
-def test_the_pool_gives_back_what_nobody_looks_at() -> None:
+def test_the_pool_reuses_only_unreferenced_buffers() -> None:
     pool = FramePool(4 * SMALLEST)
     buffer = pool.acquire(SMALLEST)
     view = memoryview(buffer)
@@ -551,7 +551,7 @@ def test_requests_that_come_together_leave_turns_to_others() -> None:
     run(test)
 
 
-def test_what_files_need_is_left_to_them() -> None:
+def test_accepting_pauses_when_file_descriptors_run_out() -> None:
     """Accepting pauses when descriptors become few, and goes on when there are more."""
 
     async def test() -> None:
@@ -645,7 +645,7 @@ class Later:
 
 
 @pytest.mark.parametrize("postponed", [False, True])
-def test_who_is_over_its_quota_is_answered_and_then_not_read_from(postponed: bool) -> None:
+def test_a_throttled_client_is_answered_and_then_not_read(postponed: bool) -> None:
     """KIP-219: the answer comes at once, the next request's after the throttle time, whatever the client sends."""
 
     async def test() -> None:
@@ -690,7 +690,7 @@ def test_who_is_over_its_quota_is_answered_and_then_not_read_from(postponed: boo
     run(test)
 
 
-def test_who_is_over_its_quota_may_be_gone_when_the_time_is_over() -> None:
+def test_a_throttled_client_may_close_before_its_time_ends() -> None:
     async def test() -> None:
         def answer(peer, body):
             peer.throttle_seconds = 1.0
@@ -711,7 +711,7 @@ def test_who_is_over_its_quota_may_be_gone_when_the_time_is_over() -> None:
     run(test)
 
 
-def test_who_connects_too_often_is_closed_late_and_not_served() -> None:
+def test_an_address_beyond_its_connection_rate_is_closed_late() -> None:
     async def test() -> None:
         async with network(echo) as net:
             later = net.loop = Later(net.loop)

@@ -70,7 +70,7 @@ def test_the_listener_of_brokers_is_held_to_its_own_rate_only_and_counts_for_no_
     assert accepted(rates, "INTERNAL", 10) == pytest.approx(550, abs=2)
 
 
-def test_nobody_waits_for_longer_than_a_window_and_what_is_taken_away_holds_no_more() -> None:
+def test_a_wait_is_at_most_a_window_and_a_removed_rate_ends() -> None:
     rates = ConnectionRates(burst_seconds=2, wait_seconds_max=1)
     rates.set(0, {"A": 0})
     for _ in range(50):
@@ -83,7 +83,7 @@ def test_nobody_waits_for_longer_than_a_window_and_what_is_taken_away_holds_no_m
     assert rates.wait_seconds("A", 0) == 0
 
 
-async def test_who_comes_too_fast_waits_and_is_served_when_the_rate_is_raised() -> None:
+async def test_connections_beyond_the_rate_wait_until_it_is_raised() -> None:
     net = Network(lambda peer, frame: [bytes(frame)], Limits(), loop=asyncio.get_running_loop())
     net.rates = ConnectionRates(
         burst_seconds=3000, wait_seconds_max=1000
@@ -113,7 +113,7 @@ async def test_who_comes_too_fast_waits_and_is_served_when_the_rate_is_raised() 
         await asyncio.sleep(0)
 
 
-async def test_what_is_configured_holds_at_once_for_all_or_one_listener(tmp_path: Path) -> None:
+async def test_a_connection_rate_takes_effect_at_once(tmp_path: Path) -> None:
     name = "max.connection.creation.rate"
     settings = {
         "listeners": "PLAINTEXT://127.0.0.1:0,OUTSIDE://127.0.0.1:0",

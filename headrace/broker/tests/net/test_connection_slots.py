@@ -73,7 +73,7 @@ async def two_listeners(of_all: int | None, **of_listeners: int):
         await asyncio.sleep(0)
 
 
-def test_who_comes_beyond_the_number_waits_until_a_connection_is_closed() -> None:
+def test_connections_beyond_the_number_wait_for_a_close() -> None:
     async def test() -> None:
         async with two_listeners(2) as (net, clients, _):
             first, second, third, fourth = [await Client.of(clients.port) for _ in range(4)]
@@ -164,7 +164,7 @@ def test_a_listener_that_is_full_stops() -> None:
     run(test)
 
 
-async def test_what_is_configured_holds_at_once_for_all_or_one_listener(tmp_path: Path) -> None:
+async def test_a_connection_limit_takes_effect_at_once(tmp_path: Path) -> None:
     settings = {
         "listeners": "PLAINTEXT://127.0.0.1:0,OUTSIDE://127.0.0.1:0",
         "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,OUTSIDE:PLAINTEXT",

@@ -176,7 +176,7 @@ class Simulation:
     unsent_bytes_max=st.sampled_from([0, 1000, 1 << 20]),
     seed=st.integers(0, 2**32),
 )
-def test_whatever_the_order_of_events_each_request_is_taken_once_and_answers_leave_whole_and_in_order(
+def test_events_in_any_order_keep_requests_and_answers_in_order(
     bodies, scratch_bytes, unsent_bytes_max, seed
 ) -> None:
     stream = b"".join(map(frame, bodies))
@@ -226,7 +226,7 @@ def test_room_is_for_what_has_come_until_a_peer_has_sent_as_much() -> None:
     assert largest == [SMALLEST, size]
 
 
-def test_the_memory_of_a_request_is_used_again_unless_somebody_looks_at_it() -> None:
+def test_a_request_buffer_is_reused_unless_it_is_referenced() -> None:
     pool = FramePool(1 << 24)
     receiver = FrameReceiver(1 << 27, pool, memoryview(bytearray(64)))
     feed(receiver, frame(b"a" * SMALLEST))

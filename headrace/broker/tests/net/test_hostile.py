@@ -207,7 +207,7 @@ def bomb_of(kind: type[ApiMessage], version: int, count: int) -> bytes | None:
     return None
 
 
-def test_f4_what_a_request_may_allocate_is_bounded_by_its_frame(tmp_path) -> None:
+def test_f4_memory_of_a_request_is_bounded_by_its_frame(tmp_path) -> None:
     """Arrays of the smallest elements, 200,000 of them: at most 24 times the frame and 1 MiB, or closed
     (CVE-2026-111108).
     """
@@ -367,7 +367,7 @@ TLS_HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(200)
         framed(struct.pack(">hhih", 3, 1, 1, 30000) + b"short"),
     ],
 )
-def test_f6_what_is_not_kafka_is_hung_up_on_at_once(tmp_path, junk) -> None:
+def test_f6_bytes_that_are_not_kafka_close_the_connection(tmp_path, junk) -> None:
     async def test() -> None:
         async with direct_broker(tmp_path) as broker:
             reader, writer = await connect(broker)

@@ -82,7 +82,7 @@ def test_f6_an_unknown_request_is_never_answered(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(dispatch.Dispatcher, "_unknown", unknown)
     monkeypatch.setattr(test_hostile, "CLOSED_WITHIN_SECONDS", 0.3)
     with pytest.raises(NOTICED):
-        test_hostile.test_f6_what_is_not_kafka_is_hung_up_on_at_once(
+        test_hostile.test_f6_bytes_that_are_not_kafka_close_the_connection(
             tmp_path, test_hostile.framed(struct.pack(">hhih", 999, 0, 1, -1))
         )
 
@@ -113,7 +113,7 @@ def test_f8_answers_are_made_for_one_that_never_reads(tmp_path, monkeypatch) -> 
         test_hostile.test_f8_one_that_never_reads_costs_a_bounded_amount(tmp_path)
 
 
-def test_f8_what_is_announced_is_allocated(tmp_path, monkeypatch) -> None:
+def test_f8_allocation_of_the_announced_length_is_noticed(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(
         FrameReceiver, "_buffer", lambda self: memoryview(bytearray(min(self._announced, 1 << 20)))
     )
@@ -130,7 +130,7 @@ def test_f8_silent_peers_are_never_closed(tmp_path, monkeypatch) -> None:
 
 
 @pytest.mark.soak
-def test_f9_what_cannot_be_decoded_holds_up_the_event_loop(tmp_path, monkeypatch) -> None:
+def test_f9_a_malformed_request_that_blocks_the_loop_is_noticed(tmp_path, monkeypatch) -> None:
     original = dispatch.Dispatcher.__call__
 
     def answer(self, peer, frame):

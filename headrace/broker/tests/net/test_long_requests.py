@@ -83,7 +83,7 @@ def framed(request: ApiMessage, version: int) -> bytes:
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["the same", "different ones"])
-def test_whatever_a_client_names_by_the_thousand_is_worked_at_in_slices(tmp_path, same, caplog) -> None:
+def test_requests_with_thousands_of_names_are_handled_in_slices(tmp_path, same, caplog) -> None:
     clock = CallClock()
     caplog.set_level(logging.ERROR, "headrace")
     stalls = []

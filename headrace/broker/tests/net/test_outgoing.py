@@ -56,7 +56,7 @@ def test_large_requests_and_answers_pass_in_parts() -> None:
     run(test)
 
 
-def test_who_waits_is_told_when_the_other_end_closes() -> None:
+def test_waiting_requests_fail_when_the_other_end_closes() -> None:
     async def test() -> None:
         async with network(
             lambda peer, body: Pending(asyncio.sleep(60), lambda done: None, may_cancel=True)
@@ -77,7 +77,7 @@ def test_who_waits_is_told_when_the_other_end_closes() -> None:
     run(test)
 
 
-def test_nothing_is_said_of_an_answer_that_nobody_waits_for_when_the_connection_ends() -> None:
+def test_an_abandoned_answer_is_not_reported_when_the_connection_ends() -> None:
     async def test() -> None:
         said: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: said.append(context))
@@ -93,7 +93,7 @@ def test_nothing_is_said_of_an_answer_that_nobody_waits_for_when_the_connection_
     run(test)
 
 
-def test_an_answer_that_nobody_wants_any_more_is_not_the_next_one() -> None:
+def test_an_abandoned_answer_is_not_given_to_the_next_request() -> None:
     async def test() -> None:
         async with network(lambda peer, body: [bytes(body)]) as net:
             connection = await connected(net)
@@ -105,7 +105,7 @@ def test_an_answer_that_nobody_wants_any_more_is_not_the_next_one() -> None:
     run(test)
 
 
-def test_an_answer_that_nobody_asked_for_ends_it() -> None:
+def test_an_unrequested_answer_closes_the_connection() -> None:
     async def test() -> None:
         listening = socket.create_server(("127.0.0.1", 0))
         net = Network(lambda peer, body: None, Limits(), loop=asyncio.get_running_loop())
@@ -124,7 +124,7 @@ def test_an_answer_that_nobody_asked_for_ends_it() -> None:
     run(test)
 
 
-def test_nobody_listens() -> None:
+def test_a_closed_port_refuses_the_connection() -> None:
     async def test() -> None:
         with socket.create_server(("127.0.0.1", 0)) as listening:
             port = listening.getsockname()[1]

@@ -62,7 +62,7 @@ def test_requests_and_answers_of_all_sizes_pass(encryption: Encryption) -> None:
 
 
 @pytest.mark.parametrize("case", ["authority", "name", "plain"])
-def test_who_is_not_who_it_should_be_is_not_asked(encryption: Encryption, case: str) -> None:
+def test_a_server_with_a_wrong_certificate_gets_no_request(encryption: Encryption, case: str) -> None:
     async def test() -> None:
         async with network(echo, encryption) as net:
             context = client_context()
@@ -84,7 +84,7 @@ def test_who_is_not_who_it_should_be_is_not_asked(encryption: Encryption, case: 
     run(test)
 
 
-def test_what_is_asked_meanwhile_leaves_after_who_asks_is_said_each_time() -> None:
+def test_requests_wait_for_each_authentication() -> None:
     seen: list[bytes] = []
 
     def answer(peer, body):
@@ -111,7 +111,7 @@ def test_what_is_asked_meanwhile_leaves_after_who_asks_is_said_each_time() -> No
     run(test)
 
 
-def test_who_is_not_let_in_learns_why_and_so_does_everybody_who_waits() -> None:
+def test_a_failed_authentication_fails_all_waiting_requests() -> None:
     async def test() -> None:
         async with plain.network(echo) as net:
             waiting: list[asyncio.Future] = []

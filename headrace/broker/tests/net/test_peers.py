@@ -44,7 +44,7 @@ async def test_one_connection_is_kept_until_the_broker_registers_anew(tmp_path: 
         assert not network._outgoing
 
 
-async def test_what_was_not_sent_is_told_from_what_was_not_answered(tmp_path: Path) -> None:
+async def test_unsent_requests_are_told_from_unanswered_ones(tmp_path: Path) -> None:
     async with direct_broker(tmp_path) as broker:
         with pytest.raises(PeerLostError, match="is not alive") as lost:
             await peers_of(broker, None).ask(3, MetadataRequest(topics=[]), MetadataResponse)

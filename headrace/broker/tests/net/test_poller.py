@@ -90,7 +90,7 @@ def test_each_side_is_told_only_while_it_is_watched(kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_hang_up_is_not_told_again_and_again_to_who_watches_nothing(kind) -> None:
+def test_a_hang_up_is_not_reported_while_nothing_is_watched(kind) -> None:
     async def test(watched, owner, theirs) -> None:
         fd = owner.sock.fileno()
         watched.add(fd, owner)

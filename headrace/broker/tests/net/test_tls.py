@@ -93,7 +93,9 @@ VERSIONS = [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3]
     room=st.integers(1, 40_000),
     seed=st.integers(0, 2**32),
 )
-def test_what_is_sent_arrives_however_it_is_cut(server, version, step, writes, cuts, room, seed) -> None:
+def test_tls_data_arrives_whole_in_pieces_of_any_size(
+    server, version, step, writes, cuts, room, seed
+) -> None:
     stream, client = shake(server, version, step)
     chance = random.Random(seed)
     sent = b""
@@ -201,7 +203,7 @@ def test_no_bytes_of_a_handshake_raise_anything_else(server, seed, changes, is_c
         b"CONNECT x:1 HTTP/1.1\r\n\r\n",
     ],
 )
-def test_who_does_not_speak_tls_is_told_apart(server, first) -> None:
+def test_a_plaintext_client_is_recognized(server, first) -> None:
     stream = TlsStream(server)
     stream.received(memoryview(first))
     with pytest.raises(TlsError, match="it does not use TLS, and this listener requires it"):
@@ -218,7 +220,7 @@ LIMITS = Limits(
 )
 
 
-def test_an_address_begins_so_many_in_a_second_and_the_others_are_not_held_up() -> None:
+def test_handshakes_of_an_address_are_limited_without_delaying_others() -> None:
     queue: HandshakeQueue[tuple[str, int]] = HandshakeQueue()
     assert all(queue.arrive(("busy", number), "busy", LIMITS) for number in range(30))
     assert not queue.arrive(("busy", 30), "busy", LIMITS)
@@ -245,7 +247,7 @@ def test_a_new_client_waits_two_turns_behind_many_of_its_address() -> None:
     assert not queue.is_waited_for
 
 
-def test_all_together_begin_so_many_in_a_second_and_so_many_may_be_pending() -> None:
+def test_handshakes_of_all_addresses_are_limited_per_second_and_pending() -> None:
     queue: HandshakeQueue[int] = HandshakeQueue()
     taken = [queue.arrive(number, f"10.0.0.{number}", LIMITS) for number in range(45)]
     assert taken == [True] * 40 + [False] * 5
@@ -268,7 +270,7 @@ def test_the_oldest_that_is_half_open_gives_way_to_another_of_its_address() -> N
     assert queue.pending_count == 30
 
 
-def test_where_all_together_are_too_many_the_address_with_most_gives_way() -> None:
+def test_beyond_the_total_limit_the_busiest_address_loses_a_handshake() -> None:
     queue: HandshakeQueue[tuple[str, int]] = HandshakeQueue()
     for address, count in (("few", 10), ("many", 25), ("some", 5)):
         for number in range(count):
@@ -277,7 +279,7 @@ def test_where_all_together_are_too_many_the_address_with_most_gives_way() -> No
     assert queue.oldest("new", LIMITS, bool) == ("many", 0)
 
 
-def test_who_leaves_before_its_turn_gets_none() -> None:
+def test_a_client_that_leaves_the_handshake_queue_is_skipped() -> None:
     queue: HandshakeQueue[int] = HandshakeQueue()
     for number in range(3):
         queue.arrive(number, "a", LIMITS)

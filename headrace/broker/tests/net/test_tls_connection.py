@@ -214,7 +214,7 @@ def test_a_broker_that_stops_waits_until_what_is_encrypted_has_left(encryption) 
     run(test)
 
 
-def test_who_it_is_says_the_certificate(encryption, tmp_path) -> None:
+def test_the_principal_comes_from_the_certificate(encryption, tmp_path) -> None:
     sessions: list[Session] = []
 
     def answerer(peer, body):
@@ -236,7 +236,7 @@ def test_who_it_is_says_the_certificate(encryption, tmp_path) -> None:
     ]
 
 
-def test_with_sasl_nobody_is_authenticated_by_tls(encryption, tmp_path) -> None:
+def test_a_sasl_listener_ignores_the_certificates_principal(encryption, tmp_path) -> None:
     sessions = []
 
     async def test() -> None:
@@ -251,7 +251,7 @@ def test_with_sasl_nobody_is_authenticated_by_tls(encryption, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("listener", [0, 1])
-def test_before_authentication_frames_are_small_and_after_it_as_everybodys(encryption, listener) -> None:
+def test_frames_before_authentication_are_limited_in_size(encryption, listener) -> None:
     def answerer(peer, body):
         peer.session = Session(Principal("User", "ann"), peer.listener)
         return [struct.pack(">i", len(body))]
@@ -278,7 +278,7 @@ def test_before_authentication_frames_are_small_and_after_it_as_everybodys(encry
     run(test)
 
 
-def test_what_is_not_tls_is_closed_with_one_line_and_the_other_way_round(encryption, caplog) -> None:
+def test_a_mismatch_of_tls_and_plaintext_closes_with_one_log_line(encryption, caplog) -> None:
     caplog.set_level(logging.DEBUG, "headrace.net")
 
     async def test() -> None:
@@ -302,7 +302,7 @@ def test_what_is_not_tls_is_closed_with_one_line_and_the_other_way_round(encrypt
     assert not any(line.exc_info for line in lines)
 
 
-def test_who_is_not_admitted_is_closed_before_its_first_request(encryption, tmp_path, caplog) -> None:
+def test_a_client_without_a_principal_is_closed_before_its_request(encryption, tmp_path, caplog) -> None:
     asked = []
 
     async def test() -> None:
@@ -362,7 +362,7 @@ def test_authentication_has_a_deadline_with_tls_and_without(encryption, caplog) 
     ]
 
 
-def test_handshakes_beyond_the_allowance_wait_and_the_oldest_gives_way_to_those_beyond_the_queue(
+def test_handshakes_beyond_the_rate_wait_and_a_full_queue_drops_the_oldest(
     encryption,
 ) -> None:
     limits = {

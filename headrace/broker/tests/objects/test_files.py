@@ -61,7 +61,7 @@ def test_ranges_parts_and_files_that_must_be_new(files: RemoteFiles) -> None:
     assert files.read("t/new") == b"first"
 
 
-def test_of_two_processes_that_create_a_file_one_does(tmp_path: Path) -> None:
+def test_one_of_two_processes_creates_a_file(tmp_path: Path) -> None:
     class Late(SystemDisk):
         """Another writer comes between the check and the write."""
 
@@ -92,7 +92,7 @@ def test_without_hard_links_a_new_file_is_renamed(
     assert (tmp_path / "new").read_bytes() == (b"theirs" if is_there else b"ours")
 
 
-def test_what_is_not_there_is_not_found_and_its_removal_no_error(files: RemoteFiles, tmp_path: Path) -> None:
+def test_a_missing_file_is_not_found_and_removing_it_succeeds(files: RemoteFiles, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         files.read("t/none")
     with pytest.raises(FileNotFoundError):

@@ -32,7 +32,7 @@ def topic(name: str, partitions: int = 1) -> TopicImage:
     return TopicImage(name, uuid.uuid4(), partitions)
 
 
-def test_a_second_broker_is_told_who_has_the_directory(tmp_path) -> None:
+def test_a_second_broker_is_told_which_process_holds_the_directory(tmp_path) -> None:
     first = opened(tmp_path)
     with pytest.raises(ConfigError, match=r"in use by another broker \(process \d+\)"):
         opened(tmp_path)
@@ -66,7 +66,7 @@ def test_a_path_that_is_a_file_is_a_clear_error(tmp_path) -> None:
         opened(tmp_path / "file")
 
 
-def test_who_may_not_write_a_directory_is_told_who_they_are(tmp_path) -> None:
+def test_a_directory_without_write_permission_names_the_user(tmp_path) -> None:
     """In a container the process's user is seldom the owner of a mounted directory."""
 
     class Mounted(SystemDisk):
@@ -89,7 +89,7 @@ def test_only_a_clean_stop_is_seen_as_clean_and_only_once(tmp_path) -> None:
     third.close(clean=False)
 
 
-def test_only_while_the_machine_goes_on_is_what_was_written_there_after_a_kill() -> None:
+def test_unflushed_data_is_trusted_only_within_the_same_boot() -> None:
     path, disk = Path("/data"), SimulatedDisk()
 
     def life(tear: Tear, *, is_noted: bool = True, synced: bool = False) -> tuple[bool, bool]:
@@ -184,7 +184,7 @@ def test_partitions_of_a_new_directory_are_laid_out_apart(tmp_path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="an attribute of Linux's file systems")
-def test_where_a_file_system_can_lay_directories_apart_it_is_asked_to(tmp_path, monkeypatch) -> None:
+def test_new_directories_are_spread_where_the_file_system_can(tmp_path, monkeypatch) -> None:
     """ext4 alone keeps the attribute; others refuse it."""
     calls: list[tuple[int, int]] = []
 
@@ -260,7 +260,7 @@ def test_a_folder_that_lost_its_id_goes_with_its_topic(tmp_path) -> None:
     directory.close(clean=False)
 
 
-def test_what_a_killed_process_was_writing_goes_at_the_next_start(tmp_path) -> None:
+def test_temporary_files_of_a_killed_process_are_removed_at_start(tmp_path) -> None:
     directory = opened(tmp_path)
     (tmp_path / ".kafka_cleanshutdown.1234.tmp").write_bytes(b"half")
     directory.set_aside_strays([])
@@ -268,7 +268,7 @@ def test_what_a_killed_process_was_writing_goes_at_the_next_start(tmp_path) -> N
     directory.close(clean=False)
 
 
-def test_what_was_removed_in_part_does_not_keep_the_rest_from_being_set_aside(tmp_path) -> None:
+def test_a_partly_removed_folder_does_not_block_its_deletion(tmp_path) -> None:
     """A power cut can leave both names of a rename, and a removal can stop halfway."""
     directory, image = opened(tmp_path), topic("t")
     set_aside = tmp_path / f"{image.topic_id.hex}-0-delete"

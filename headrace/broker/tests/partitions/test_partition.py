@@ -25,7 +25,7 @@ def partition_in(path) -> Partition:
     return Partition(image, 0, lambda _: PartitionLog.open(path / "t-0", LogConfig(), clock=SystemClock()))
 
 
-def test_the_high_watermark_follows_appends_and_wakes_who_waits(tmp_path) -> None:
+def test_the_high_watermark_follows_appends_and_wakes_waiters(tmp_path) -> None:
     partition = partition_in(tmp_path)
     seen = []
     partition.add_waiter(lambda: seen.append(partition.high_watermark))

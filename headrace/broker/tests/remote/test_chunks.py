@@ -34,7 +34,7 @@ def chunks(asked: list[tuple[int, int]]) -> Chunks:
 
 @pytest.mark.parametrize("looks", [False, True])
 @pytest.mark.parametrize("step", [CHUNK_BYTES // 3, CHUNK_BYTES - 4_000, CHUNK_BYTES, 5 * CHUNK_BYTES // 2])
-def test_who_reads_through_asks_for_several_chunks_at_a_time(step: int, looks: bool) -> None:
+def test_a_sequential_read_fetches_several_chunks_at_a_time(step: int, looks: bool) -> None:
     """With `looks` it reads as a broker does: first the header of the batch at which the answer will end."""
     asked: list[tuple[int, int]] = []
     made = chunks(asked)

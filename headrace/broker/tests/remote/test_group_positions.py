@@ -213,7 +213,7 @@ async def test_only_what_has_changed_is_copied(tmp_path: Path) -> None:
     assert restored(tmp_path).positions == Entered()
 
 
-async def test_what_is_written_counts_as_copied(tmp_path: Path) -> None:
+async def test_copied_positions_count_against_the_copy_quota(tmp_path: Path) -> None:
     name = "remote_log_manager_copy_max_bytes_per_second"
     async with tiered(tmp_path, **{name: str(1 << 40)}) as made:
         await filled(made)
@@ -305,7 +305,7 @@ async def test_a_failed_copy_is_made_up_for_without_a_change(tmp_path: Path) -> 
         assert len(objects(tmp_path)) == 1
 
 
-async def test_what_is_let_go_of_meanwhile_is_not_copied(tmp_path: Path) -> None:
+async def test_positions_of_a_lost_journal_partition_are_not_copied(tmp_path: Path) -> None:
     async with tiered(tmp_path) as made:
         await filled(made)
         await commit(made, {("t", 0): 1})
@@ -328,7 +328,7 @@ async def test_what_is_let_go_of_meanwhile_is_not_copied(tmp_path: Path) -> None
         assert objects(tmp_path) == there
 
 
-async def test_a_store_that_does_not_answer_holds_up_nobody(tmp_path: Path) -> None:
+async def test_a_silent_store_does_not_delay_commits(tmp_path: Path) -> None:
     answers = threading.Event()
 
     class Slow(LocalFiles):
@@ -383,7 +383,7 @@ async def _switched_off(partition: Partition, executor: Executor) -> None:
     raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "the machine is switched off here")
 
 
-async def test_what_cannot_be_read_is_named_and_left_out(tmp_path: Path) -> None:
+async def test_unreadable_positions_are_named_and_left_out(tmp_path: Path) -> None:
     async with tiered(tmp_path) as made:
         await filled(made)
         await commit(made, {("t", 0): 1}, "a")

@@ -139,7 +139,7 @@ def stored(tmp_path: Path) -> list[str]:
     return [name for name in LocalFiles(tmp_path / "remote").names("") if name.endswith(".segment")]
 
 
-async def test_what_is_not_local_any_more_is_read_from_remote_storage(tmp_path: Path) -> None:
+async def test_records_without_a_local_segment_are_read_from_remote_storage(tmp_path: Path) -> None:
     expected = list(enumerate(values()))
     async with tiered(tmp_path) as made:
         await filled(made)
@@ -157,7 +157,7 @@ async def test_what_is_not_local_any_more_is_read_from_remote_storage(tmp_path: 
         assert (await made.produce("t", [b"more"])).base_offset == RECORDS
 
 
-async def test_offsets_by_time_and_by_where_they_are(tmp_path: Path) -> None:
+async def test_offsets_are_found_by_time_and_by_storage_tier(tmp_path: Path) -> None:
     async with tiered(tmp_path) as made:
         await filled(made)
         assert await offset_at(made, EARLIEST_LOCAL) == 0
@@ -232,7 +232,7 @@ async def test_a_reader_of_committed_records_is_told_of_transactions_that_were_a
         assert await committed_values(made, "t") == before
 
 
-async def test_what_is_not_done_with_and_what_is_not_on_the_disk_is_not_copied(tmp_path: Path) -> None:
+async def test_unstable_and_unflushed_segments_are_not_copied(tmp_path: Path) -> None:
     async with tiered(tmp_path) as made:
         await made.create_topic("t", **TOPIC)
         client = Client(made)
@@ -278,7 +278,7 @@ async def test_copying_stops_and_switching_off_deletes_only_when_that_is_said(tm
         assert len(await read_all(made, local)) == RECORDS + 8 - local
 
 
-async def test_what_may_not_be_is_refused(tmp_path: Path) -> None:
+async def test_an_invalid_remote_topic_configuration_is_refused(tmp_path: Path) -> None:
     async with direct_broker(tmp_path / "without") as made:
         with pytest.raises(KafkaError, match="Tiered Storage functionality is disabled"):
             await made.create_topic("t", remote_storage_enable="true")
@@ -428,7 +428,7 @@ async def test_a_number_that_was_taken_and_given_up_is_not_taken_again(tmp_path:
         assert len(await read_all(made)) == RECORDS + 8
 
 
-async def test_what_another_one_has_put_there_is_not_taken_for_a_leftover(tmp_path: Path) -> None:
+async def test_an_object_of_another_leader_is_not_removed_as_a_leftover(tmp_path: Path) -> None:
     async with tiered(tmp_path) as made:
         await filled(made)
         await tend(made)
@@ -442,9 +442,7 @@ async def test_what_another_one_has_put_there_is_not_taken_for_a_leftover(tmp_pa
 
 
 @pytest.mark.parametrize("has_leftover", [False, True], ids=["copies", "cleans"])
-async def test_who_begins_takes_the_next_number_before_anything_else(
-    tmp_path: Path, has_leftover: bool
-) -> None:
+async def test_a_new_leader_claims_the_next_manifest_number_first(tmp_path: Path, has_leftover: bool) -> None:
     """A former leader may be about to name an object, or to take one for a leftover."""
     async with tiered(tmp_path) as made:
         await filled(made)
@@ -476,7 +474,7 @@ async def test_who_begins_takes_the_next_number_before_anything_else(
     assert done.index(claim) < done.index(of_segments[0])
 
 
-async def test_of_two_who_write_one_finds_out(tmp_path: Path) -> None:
+async def test_one_of_two_writers_of_a_manifest_finds_the_conflict(tmp_path: Path) -> None:
     async with tiered(tmp_path) as made:
         await filled(made)
         await tend(made)
@@ -568,7 +566,7 @@ async def test_the_old_server_finds_out_and_writes_no_more(tmp_path: Path) -> No
             assert len(await read_all(new)) == partition_of(new).log.log_end_offset
 
 
-async def test_what_is_copied_after_a_new_machine_has_begun_is_not_of_its_log(tmp_path: Path) -> None:
+async def test_segments_of_a_replaced_machine_are_not_in_the_new_log(tmp_path: Path) -> None:
     """The old machine was copying when the new one began: it may still name one segment more."""
     async with tiered(tmp_path) as old:
         await filled(old)
@@ -614,7 +612,7 @@ async def test_a_new_machine_does_not_begin_without_remote_storage(tmp_path: Pat
         assert len(await read_all(made)) == partition_of(made).log.log_end_offset > 30
 
 
-def test_what_is_no_cluster_is_not_restored(tmp_path: Path) -> None:
+def test_remote_storage_without_cluster_metadata_is_not_restored(tmp_path: Path) -> None:
     with pytest.raises(cluster_copy.ClusterCopyError, match="has no metadata of a cluster"):
         bootstrapped(tmp_path, "new")
     files = files_of(tmp_path)
@@ -644,7 +642,7 @@ async def measured(made: DirectBroker) -> dict[str, float]:
     return found
 
 
-async def test_what_is_copied_read_and_removed_is_measured(tmp_path: Path) -> None:
+async def test_remote_copies_reads_and_deletes_are_measured(tmp_path: Path) -> None:
     async with tiered(tmp_path) as made:
         await filled(made)
         partition = partition_of(made)
@@ -674,7 +672,7 @@ async def test_what_is_copied_read_and_removed_is_measured(tmp_path: Path) -> No
         assert "copy_requests_total" not in await measured(made)
 
 
-async def test_how_old_the_copies_of_metadata_and_positions_may_be_is_measured(
+async def test_the_age_of_metadata_and_position_copies_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with tiered(tmp_path) as made:

@@ -261,7 +261,7 @@ async def test_a_claim_leaves_what_was_there_until_there_is_more(tmp_path: Path)
         }
 
 
-async def test_two_who_claim_at_a_time(tmp_path: Path) -> None:
+async def test_two_concurrent_claims_leave_one_owner(tmp_path: Path) -> None:
     async with cluster_of(tmp_path, 1) as cluster:
         copy = manager(cluster.brokers[1])._cluster
         await copy.keep()
@@ -275,7 +275,7 @@ async def test_two_who_claim_at_a_time(tmp_path: Path) -> None:
         await copy.keep()
 
 
-async def test_who_is_not_the_controller_any_more_reads_nothing(tmp_path: Path) -> None:
+async def test_a_former_controller_copies_nothing(tmp_path: Path) -> None:
     async with cluster_of(tmp_path, 1) as cluster:
         broker = cluster.brokers[1]
         await manager(broker).turn()
@@ -288,7 +288,7 @@ async def test_who_is_not_the_controller_any_more_reads_nothing(tmp_path: Path) 
         assert there(tmp_path) == names
 
 
-async def test_what_could_not_be_written_follows_without_a_change(tmp_path: Path) -> None:
+async def test_a_failed_copy_is_repeated_without_a_new_change(tmp_path: Path) -> None:
     async with cluster_of(tmp_path, 1) as cluster:
         broker = cluster.brokers[1]
         await manager(broker).turn()
@@ -350,7 +350,7 @@ async def test_a_topic_that_is_heard_of_late_is_copied(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("late", ["before", "after"])
-async def test_what_a_replaced_cluster_still_writes_stops_nobody(tmp_path: Path, late: str) -> None:
+async def test_late_writes_of_a_replaced_cluster_do_not_stop_the_new_one(tmp_path: Path, late: str) -> None:
     """It has checked claims already when the new machine makes its own."""
     async with cluster_of(tmp_path, 1) as cluster:
         await manager(cluster.brokers[1]).turn()

@@ -112,7 +112,7 @@ def history(rng: random.Random) -> tuple[Records, Records]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_whatever_leaders_there_were_both_logs_are_the_same_again_and_nothing_common_was_cut(
+def test_diverged_logs_become_equal_without_cutting_common_records(
     seed: int,
 ) -> None:
     rng = random.Random(seed)
@@ -145,7 +145,7 @@ def test_kip_279_after_two_failovers_what_was_written_in_an_epoch_that_the_leade
     assert content(follower.log) == content(leader)
 
 
-def test_who_is_behind_the_beginning_of_the_leaders_log_begins_there() -> None:
+def test_a_follower_behind_the_leaders_log_start_begins_there() -> None:
     logs = Logs()
     records = [(epoch, b"%d" % epoch) for epoch in range(20)]
     leader = logs.log(records)

@@ -49,7 +49,7 @@ class Others:
         await asyncio.Event().wait()
 
 
-async def test_who_has_ended_is_told_before_the_store_is_asked_and_who_is_reached_is_there() -> None:
+async def test_an_ended_broker_is_noted_before_the_store_is_asked() -> None:
     others: Any = Others()
     background = BackgroundTasks()
     Lookout(1, others, others, others, background).start()

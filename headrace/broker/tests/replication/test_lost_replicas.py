@@ -131,7 +131,7 @@ async def test_a_follower_that_has_lost_the_beginning_of_its_log_copies_it_anew(
         await all_have_the_same(cluster)
 
 
-async def test_who_is_in_sync_keeps_what_it_has_though_its_log_begins_later(tmp_path: Path) -> None:
+async def test_an_in_sync_replica_keeps_a_log_that_starts_later(tmp_path: Path) -> None:
     """A former leader had deleted more than its successor knows of."""
     async with direct_cluster(tmp_path, 3, config=STARTED) as cluster:
         leader = await filled(cluster)
@@ -146,7 +146,7 @@ async def test_who_is_in_sync_keeps_what_it_has_though_its_log_begins_later(tmp_
         await led(cluster, {1, 2, 3})
 
 
-async def test_others_lead_when_the_log_of_the_leader_is_damaged(tmp_path: Path) -> None:
+async def test_another_replica_leads_when_the_leaders_log_is_damaged(tmp_path: Path) -> None:
     """A broker finds the damage when it begins to lead after all were down."""
     async with direct_cluster(tmp_path, 3, config=STARTED) as cluster:
         await filled(cluster)
@@ -177,7 +177,7 @@ async def test_a_leader_that_reads_what_is_damaged_leads_no_longer_and_copies_it
         await all_have_the_same(cluster)
 
 
-async def test_what_one_replica_alone_has_is_left_as_it_is_when_it_is_damaged(tmp_path: Path) -> None:
+async def test_a_damaged_log_of_the_last_replica_is_left_unchanged(tmp_path: Path) -> None:
     async with direct_cluster(tmp_path, 3, config=STARTED) as cluster:
         await create(cluster.brokers[1])
         first = await led(cluster, {1, 2, 3})
@@ -204,7 +204,7 @@ async def test_what_one_replica_alone_has_is_left_as_it_is_when_it_is_damaged(tm
         assert segment.read_bytes() == damaged
 
 
-async def test_others_lead_when_the_disk_of_the_leader_fails(
+async def test_another_replica_leads_when_the_leaders_disk_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A log is not used again after a failed fsync: the replica is out until a restart."""

@@ -159,7 +159,7 @@ async def test_a_follower_that_is_the_only_one_from_now_on_has_one_log(tmp_path:
         assert [value for _, value in values_of(found.records)] == [b"0", b"1", b"2", b"3"]
 
 
-async def test_what_is_throttled_is_listed_and_can_be_cancelled_or_go_on(tmp_path: Path) -> None:
+async def test_a_throttled_move_is_listed_and_can_be_cancelled_or_continued(tmp_path: Path) -> None:
     async with direct_cluster(tmp_path, 3) as cluster:
         await create(cluster.brokers[1], 1)
         leader = await led(cluster)

@@ -98,7 +98,7 @@ def _away(near: int, own: int) -> Any:
     return Reassignment(TOPIC, 0, [own, *({1, 2, 3} - {near, own})])
 
 
-async def test_without_the_selector_nobody_is_sent_anywhere(tmp_path: Path) -> None:
+async def test_without_the_rack_selector_no_preferred_replica_is_named(tmp_path: Path) -> None:
     leaders = "org.apache.kafka.common.replica.LeaderSelector"
     async with cluster_on_racks(tmp_path, replica_selector_class=leaders) as cluster:
         await create(cluster.brokers[1])
@@ -120,7 +120,7 @@ async def test_without_the_selector_nobody_is_sent_anywhere(tmp_path: Path) -> N
         ("c", (1, 2, 3), (9, 9), 5, NOBODY),
     ],
 )
-def test_who_is_chosen(
+def test_the_nearest_in_sync_replica_is_chosen(
     rack: str, isr: tuple[int, ...], ends: tuple[int, int], offset: int, chosen: int
 ) -> None:
     state = PartitionState((1, 2, 3), 1, 0, isr)

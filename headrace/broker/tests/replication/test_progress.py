@@ -33,12 +33,12 @@ def test_the_high_watermark_is_what_all_of_the_isr_have_and_never_goes_back() ->
     assert hw(progress, 8) == 8
 
 
-def test_what_is_not_durable_at_the_leader_is_not_published() -> None:
+def test_records_that_are_not_durable_at_the_leader_are_not_published() -> None:
     progress = leader(isr=(1,), end=3)
     assert hw(progress) == 3
 
 
-def test_who_is_about_to_join_counts_until_it_is_known_to_have_been_refused() -> None:
+def test_a_joining_replica_counts_until_its_proposal_is_refused() -> None:
     progress = leader(isr=(1, 2), end=10)
     progress.fetched(2, 12, 10, 10, 0.0)
     progress.fetched(3, 13, 5, 10, 0.0)
@@ -49,7 +49,7 @@ def test_who_is_about_to_join_counts_until_it_is_known_to_have_been_refused() ->
     assert hw(progress, 5, now=100.0) == 10
 
 
-def test_who_would_be_out_counts_until_it_is() -> None:
+def test_a_lagging_replica_counts_until_it_has_left_the_isr() -> None:
     progress = leader(end=10)
     progress.fetched(2, 12, 10, 10, 0.0)
     progress.fetched(3, 13, 5, 10, 0.0)
@@ -62,7 +62,7 @@ def test_who_would_be_out_counts_until_it_is() -> None:
     assert hw(progress, now=LAG + 1) == 10
 
 
-def test_it_waits_for_a_follower_that_keeps_up_to_get_in_and_not_for_others() -> None:
+def test_the_high_watermark_waits_for_a_caught_up_follower_to_join() -> None:
     progress = leader(isr=(1, 2), end=10)
     progress.fetched(2, 12, 10, 10, 0.0)
     progress.fetched(3, 13, 10, 10, 0.0)
@@ -111,7 +111,7 @@ def test_a_follower_that_fetches_what_was_there_at_its_last_fetch_keeps_up() -> 
     assert progress.replicas[2].caught_up_at == 20.0
 
 
-def test_it_waits_for_who_keeps_up_also_where_it_is_past_it_already() -> None:
+def test_the_high_watermark_waits_for_a_follower_behind_it_that_keeps_up() -> None:
     """The leader alone is in sync: its appends are published at once, so a replica that joins is always behind."""
     progress = leader(isr=(1,), end=10)
     assert hw(progress) == 10, "nobody is near"
@@ -130,7 +130,7 @@ def test_it_waits_for_who_keeps_up_also_where_it_is_past_it_already() -> None:
     assert hw(progress, 12, now=LAG + 4) == 20, "not for longer than the time by which it would be out"
 
 
-def test_nothing_is_published_while_anybody_is_eligible_beside_the_isr() -> None:
+def test_nothing_is_published_while_a_replica_outside_the_isr_is_eligible() -> None:
     """It is eligible by a higher min.insync.replicas than the leader's; it would lead without acknowledged records."""
     progress = Progress(1, PartitionState((1, 2, 3), 1, 5, (1, 2), elr=(3,)), 0, now=0.0)
     progress.own_end = 10

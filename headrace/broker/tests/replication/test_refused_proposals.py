@@ -27,7 +27,7 @@ class Leader:
         self._replication.propose(self, change)  # type: ignore[arg-type]
 
 
-async def test_who_is_refused_at_once_lets_others_run_before_it_is_refused_again() -> None:
+async def test_a_refused_isr_proposal_yields_before_its_next_attempt() -> None:
     async def refuse(proposals: Sequence[Any]) -> None:
         assert len(proposals) == 1
 

@@ -75,7 +75,7 @@ def log_of(broker: DirectBroker, index: int = 0) -> Any:
     return broker.context.replicas.partition(TOPIC, index).log if follower is None else follower.log
 
 
-async def test_what_all_acknowledge_is_on_all_replicas_and_survives_the_leader(tmp_path: Path) -> None:
+async def test_records_with_acks_all_are_on_all_replicas_and_survive_the_leader(tmp_path: Path) -> None:
     async with direct_cluster(tmp_path, 3) as cluster:
         answer = await create(cluster.brokers[1], partitions=2, min_insync_replicas="2")
         assert (answer.error_code, answer.replication_factor, answer.num_partitions) == (0, 3, 2)
@@ -145,7 +145,7 @@ async def test_replicas_that_cannot_be_are_refused(replicas: int, words: str, tm
         assert words in answer.error_message
 
 
-async def test_who_does_not_say_gets_the_default_and_growth_keeps_the_number(tmp_path: Path) -> None:
+async def test_topics_get_the_default_factor_and_added_partitions_keep_it(tmp_path: Path) -> None:
     async with direct_cluster(tmp_path, 3, config={"default.replication.factor": "2"}) as cluster:
         assert (await create(cluster.brokers[1], -1)).replication_factor == 2
         wanted = CreatePartitionsTopic(name=TOPIC, count=3, assignments=None)
@@ -208,7 +208,7 @@ async def test_a_new_leader_says_where_it_ends_when_its_epoch_is_replicated(tmp_
         assert (await latest(7)).offset == 3
 
 
-async def test_a_leader_that_has_lost_its_place_tells_nothing_of_its_log(tmp_path: Path) -> None:
+async def test_a_former_leader_answers_nothing_from_its_log(tmp_path: Path) -> None:
     async with direct_cluster(tmp_path, 3, session_ms=4000) as cluster:
         await create(cluster.brokers[1])
         leader = await led(cluster, {1, 2, 3})
@@ -272,7 +272,7 @@ async def test_leaders_are_elected_by_whichever_broker_is_asked(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("given", ["at the start", "while they run"])
-async def test_what_all_brokers_want_in_sync_counts_for_topics_that_do_not_say(
+async def test_the_brokers_min_insync_replicas_counts_for_topics_without_one(
     given: str, tmp_path: Path
 ) -> None:
     name = "min.insync.replicas"

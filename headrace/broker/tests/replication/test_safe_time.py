@@ -61,7 +61,7 @@ def test_a_state_is_as_of_the_latest_time_whose_high_watermark_it_has() -> None:
     assert safe.at(9) is None
 
 
-def test_whoever_is_a_little_behind_knows_as_of_when_however_much_it_was_told() -> None:
+def test_a_replica_slightly_behind_has_a_safe_time_after_many_answers() -> None:
     vouched, safe = Vouched(), SafeTime()
     for number in range(10_000):
         vouched.at = float(number)
@@ -72,7 +72,7 @@ def test_whoever_is_a_little_behind_knows_as_of_when_however_much_it_was_told() 
         assert at is None or behind - FACTS_MAX < at <= behind
 
 
-def test_it_is_never_as_of_a_time_by_which_more_was_acknowledged() -> None:
+def test_safe_time_never_passes_an_unapplied_acknowledgement() -> None:
     """The leader is a number; answers and their contents come in any order."""
     for seed in range(300):
         given = random.Random(seed)
@@ -193,13 +193,13 @@ async def after(
     return follower, scripted
 
 
-async def test_it_is_as_of_the_sending_of_the_fetch_whose_answer_said_so() -> None:
+async def test_safe_time_is_the_send_time_of_the_fetch() -> None:
     follower, _ = await after(lambda topic, _: answer(topic, high_watermark=2))
     assert follower.safe_time.at(2) == 100.0
     assert follower.safe_time.at(1) is None
 
 
-async def test_what_an_answer_does_not_name_is_as_it_was() -> None:
+async def test_safe_time_advances_for_partitions_that_an_answer_omits() -> None:
     quiet = [lambda *_: answer()] * 3
     follower, _ = await after(lambda topic, _: answer(topic, high_watermark=2), *quiet)
     assert follower.safe_time.at(2) == 103.0
@@ -208,7 +208,7 @@ async def test_what_an_answer_does_not_name_is_as_it_was() -> None:
     assert follower.safe_time.at(0) == 102.0, "it has said its own, and the leader nothing else"
 
 
-async def test_a_leader_that_has_not_told_all_tells_nothing_of_what_it_does_not_name() -> None:
+async def test_omitted_partitions_have_no_safe_time_in_an_incomplete_answer() -> None:
     first = [lambda topic, _: answer(topic, high_watermark=2)]
     follower, _ = await after(*first, lambda *_: answer(current=False))
     assert follower.safe_time.at(2) == 100.0
@@ -221,7 +221,7 @@ async def test_a_leader_that_has_not_told_all_tells_nothing_of_what_it_does_not_
     assert (follower.safe_time.at(2), follower.safe_time.at(3)) == (100.0, 102.0)
 
 
-async def test_of_what_is_doubted_nothing_follows_until_it_is_not() -> None:
+async def test_safe_time_stands_while_the_leader_doubts_a_partition() -> None:
     def doubted(topic: uuid.UUID, _: Follower) -> ReplicaFetchResponse:
         found = answer()
         found.doubted = [ForgottenTopic(topic_id=topic, partitions=[0])]
@@ -236,7 +236,7 @@ async def test_of_what_is_doubted_nothing_follows_until_it_is_not() -> None:
     assert follower.safe_time.at(2) is None
 
 
-async def test_errors_and_parted_logs_say_nothing_of_what_is_replicated() -> None:
+async def test_errors_and_diverged_logs_do_not_advance_safe_time() -> None:
     parted = EpochEndOffset(epoch=8, end_offset=3)
     for wrong in ({"error_code": 6, "high_watermark": -1}, {"high_watermark": 2, "diverging_epoch": parted}):
         follower, _ = await after(lambda topic, _, wrong=wrong: answer(topic, **wrong))
@@ -254,7 +254,7 @@ async def test_the_leader_of_another_epoch_is_not_believed() -> None:
     assert follower.safe_time.at(3) is None
 
 
-async def test_what_was_vouched_for_in_a_session_is_not_in_the_next_one(
+async def test_safe_time_does_not_carry_over_to_the_next_fetch_session(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The partition is not named there yet; with many partitions that takes several requests."""
@@ -277,7 +277,7 @@ async def test_what_was_vouched_for_in_a_session_is_not_in_the_next_one(
     assert follower.safe_time.at(3) == 103.0
 
 
-async def test_what_was_taken_back_is_forgotten() -> None:
+async def test_safe_time_is_forgotten_for_truncated_records() -> None:
     first = [lambda topic, _: answer(topic, high_watermark=3)]
     follower, _ = await after(*first)
     follower._truncate(9, 3)
@@ -354,7 +354,7 @@ async def test_a_leader_vouches_for_those_in_sync_with_it_while_it_leads(
         assert session.doubted, "another broker is about to lead"
 
 
-async def test_who_is_no_replica_any_more_is_not_vouched_for_though_it_asks(tmp_path: Path) -> None:
+async def test_a_removed_replica_gets_no_safe_time(tmp_path: Path) -> None:
     """It does not know yet that it was removed, and the leader sends it no records."""
     async with direct_cluster(tmp_path, 3, config=OFTEN) as cluster:
         await create(cluster.brokers[1])

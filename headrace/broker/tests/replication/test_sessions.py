@@ -45,7 +45,7 @@ class Leader:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_leader_knows_what_is_asked_whatever_is_lost_on_the_way(seed: int) -> None:
+def test_a_leader_knows_the_sessions_partitions_after_lost_messages(seed: int) -> None:
     chance = random.Random(seed)
     asking: Asking[int] = Asking()
     leader, wanted = Leader(), dict[int, Told]()
@@ -116,7 +116,9 @@ def watched(cluster: DirectCluster, monkeypatch: pytest.MonkeyPatch) -> list[tup
     return seen
 
 
-async def test_followers_name_what_has_changed_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_followers_name_only_changed_partitions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = {"replica.fetch.wait.max.ms": "20"}
     async with direct_cluster(tmp_path, 3, config=config) as cluster:
         await create(cluster.brokers[1], partitions=PARTITIONS, min_insync_replicas="2")
@@ -136,7 +138,7 @@ async def test_followers_name_what_has_changed_alone(tmp_path: Path, monkeypatch
             await until(lambda follower=follower: follower.high_watermark == 2)  # type: ignore[misc]
 
 
-async def test_who_may_have_given_its_replica_up_is_known_by_what_it_says_anew(tmp_path: Path) -> None:
+async def test_a_replica_that_may_have_been_reset_counts_after_its_next_fetch(tmp_path: Path) -> None:
     async with direct_cluster(tmp_path, 3, config={"replica.fetch.wait.max.ms": "20"}) as cluster:
         await create(cluster.brokers[1])
         leader = await led(cluster, {1, 2, 3})
@@ -210,7 +212,7 @@ def told_by(answer: Any) -> list[tuple[int, list[bytes], int]]:
     ]
 
 
-async def test_what_was_answered_and_has_not_come_is_told_again(tmp_path: Path) -> None:
+async def test_a_lost_answer_is_repeated_in_the_session(tmp_path: Path) -> None:
     async with direct_cluster(tmp_path, 3) as cluster:
         await create(cluster.brokers[1])
         leader = await led(cluster, {1, 2, 3})

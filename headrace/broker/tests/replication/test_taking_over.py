@@ -59,7 +59,7 @@ def test_between_two_rests_are_few_batches_and_few_bytes() -> None:
     assert all_of(log) == all_of(leader)
 
 
-async def test_who_follows_another_epoch_or_ends_goes_on_with_nothing_of_the_one_before() -> None:
+async def test_a_follower_of_a_new_epoch_drops_records_of_the_old_one() -> None:
     ticks = count()
     slices = Slices(lambda: float(next(ticks)))  # one step a turn
     for end in (False, True):

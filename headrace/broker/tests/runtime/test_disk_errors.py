@@ -40,7 +40,7 @@ def test_a_cause_is_told_once_a_minute_with_the_number_of_those_left_out(caplog)
     ]
 
 
-def test_a_full_disk_is_recognised_behind_what_was_raised_for_it() -> None:
+def test_a_full_disk_is_recognised_as_the_cause_of_another_error() -> None:
     def fail() -> None:
         try:
             no_space()
@@ -124,9 +124,7 @@ class Hooks:
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), RuntimeError("a defect")])
-def test_what_cannot_be_closed_keeps_nothing_else_from_it_and_is_not_marked_clean(
-    tmp_path, error, caplog
-) -> None:
+def test_a_failed_close_does_not_affect_other_partitions(tmp_path, error, caplog) -> None:
     logs: list[str] = []
 
     async def test() -> None:

@@ -40,7 +40,7 @@ def log() -> Iterator[Log]:
     made.limited.close()
 
 
-def test_of_a_kind_the_first_lines_pass_and_the_rest_is_summed_up(log: Log) -> None:
+def test_repeated_log_lines_of_a_kind_are_summarized(log: Log) -> None:
     for number in range(10):
         log.logger.warning("frame %d", number, extra={"kind": "frame"})
         log.logger.info("late %d", number, extra={"kind": "late"})
@@ -62,7 +62,7 @@ def test_of_a_kind_the_first_lines_pass_and_the_rest_is_summed_up(log: Log) -> N
     assert log.lines == []
 
 
-def test_a_new_window_begins_with_what_the_one_before_left_out(log: Log) -> None:
+def test_a_new_window_begins_with_the_omitted_lines_of_the_last(log: Log) -> None:
     for _ in range(5):
         log.logger.warning("a", extra={"kind": "a"})
     log.now += 60
@@ -74,7 +74,7 @@ def test_a_new_window_begins_with_what_the_one_before_left_out(log: Log) -> None
     assert log.lines == [told]
 
 
-def test_lines_without_a_kind_are_bounded_by_their_place(log: Log) -> None:
+def test_lines_without_a_kind_are_limited_by_their_source_line(log: Log) -> None:
     for _ in range(5):
         try:
             raise ValueError("broken")

@@ -110,7 +110,7 @@ def test_syntax(pattern, those, others):
         ("\ud800", "it is not valid Unicode"),
     ],
 )
-def test_what_re2_refuses(pattern, problem):
+def test_patterns_that_re2_refuses_are_refused_with_its_message(pattern, problem):
     with pytest.raises(PatternError) as refused:
         compile_pattern(pattern)
     assert str(refused.value) == problem
@@ -127,7 +127,7 @@ def test_what_re2_refuses(pattern, problem):
         "(.*){1000}",
     ],
 )
-def test_what_would_cost_too_much_is_refused_before_it_is_paid(pattern):
+def test_an_expensive_pattern_is_refused_before_compilation(pattern):
     seconds = []
     for _ in range(3):  # the garbage collector may run in one of them
         started = time.thread_time()

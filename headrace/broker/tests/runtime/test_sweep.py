@@ -6,7 +6,7 @@ from headrace.broker.runtime.background import BackgroundTasks
 from headrace.broker.runtime.sweep import KEYS_PER_TURN, Sweep
 
 
-async def test_a_key_that_fails_is_told_and_holds_up_nobody_now_or_the_next_time():
+async def test_a_failing_key_is_reported_and_does_not_stop_the_sweep():
     background, seen, again = BackgroundTasks(), [], asyncio.Event()
 
     def each(key: str) -> None:

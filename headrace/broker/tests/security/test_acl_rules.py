@@ -91,7 +91,7 @@ questions = st.tuples(
 
 @given(st.lists(acls_, max_size=12), st.lists(acls_, max_size=4), st.lists(questions, min_size=1, max_size=8))
 @example([acl("a", kind=PREFIXED)], [], [("User:ann", "*", Operation.READ, TOPIC, "ab")])
-def test_the_index_says_what_the_rules_say(acls, gone, asked) -> None:
+def test_the_index_decides_like_the_rules(acls, gone, asked) -> None:
     """It holds also after ACLs were added twice and removed, existing or not."""
     rules = AclRules([*acls, *gone, *acls])
     for each in gone:
@@ -105,7 +105,7 @@ def test_the_index_says_what_the_rules_say(acls, gone, asked) -> None:
 
 @given(st.lists(acls_, max_size=12), questions)
 @example([acl("a", kind=PREFIXED)], ("User:ann", "*", Operation.READ, TOPIC, "ab"))
-def test_what_is_listed_as_allowed_is_all_that_is_before_denials(acls, question) -> None:
+def test_allowed_patterns_are_those_that_acls_allow_before_denials(acls, question) -> None:
     *who_and_what, name = question
     rules = AclRules(acls)
     listed = list(rules.allowed(*who_and_what))
@@ -146,7 +146,7 @@ def test_a_filter_finds_through_the_index_what_it_matches(acls, wanted) -> None:
     assert sorted(found) == sorted(each for each in set(acls) if wanted.matches(each))
 
 
-def test_what_is_denied_is_denied_wherever_it_stands() -> None:
+def test_a_denial_holds_in_any_order_of_acls() -> None:
     """Any pattern may deny, before or after one that allows."""
     kinds = [(LITERAL, "orders"), (PREFIXED, "or"), (PREFIXED, "orders"), (LITERAL, "*")]
     for allowing in kinds:
@@ -164,7 +164,7 @@ def test_what_is_denied_is_denied_wherever_it_stands() -> None:
                 )
 
 
-def test_what_implies_does_so_only_where_it_allows() -> None:
+def test_implied_operations_follow_from_allowing_acls_only() -> None:
     implying = {
         Operation.DESCRIBE: (Operation.READ, Operation.WRITE, Operation.DELETE, Operation.ALTER),
         Operation.DESCRIBE_CONFIGS: (Operation.ALTER_CONFIGS,),
@@ -211,7 +211,7 @@ def test_filters_match_as_kafkas() -> None:
         (acl("t" * 5000), "longer than 4096"),
     ],
 )
-def test_what_makes_no_sense_is_not_kept(wrong, complaint) -> None:
+def test_a_meaningless_acl_is_refused(wrong, complaint) -> None:
     with pytest.raises(KafkaError, match=complaint) as caught:
         checked(wrong)
     assert caught.value.code == ErrorCode.INVALID_REQUEST
@@ -253,7 +253,7 @@ def test_super_users_may_everything_and_others_nothing_without_acl() -> None:
     assert not authorizer.may(Session(Principal("Group", "ann"), "L"), "h", Operation.READ, TOPIC, "t")
 
 
-def test_who_may_without_acl_may_not_where_there_is_one_for_somebody_else() -> None:
+def test_access_without_acl_ends_where_another_principal_has_one() -> None:
     authorizer = AclAuthorizer(AclRules([acl("t", principal="User:bob")]), allow_without_acl=True)
     assert authorizer.may(ANN, "h", Operation.WRITE, TOPIC, "new")
     assert not authorizer.may(ANN, "h", Operation.READ, TOPIC, "t")
@@ -285,7 +285,7 @@ def test_answers_are_remembered_until_an_acl_changes() -> None:
     assert not authorizer.may(bob, "h", Operation.READ, TOPIC, "t8")
 
 
-def test_what_is_remembered_is_bounded(monkeypatch) -> None:
+def test_remembered_decisions_are_bounded(monkeypatch) -> None:
     monkeypatch.setattr("headrace.broker.security.acl.authorizer.ANSWERS_MAX", 10)
     authorizer = AclAuthorizer(AclRules([acl("t")]))
     for number in range(100):

@@ -66,7 +66,7 @@ def ask(**parts) -> DescribeAclsRequest:
     )
 
 
-async def test_they_are_made_seen_and_removed(tmp_path: Path) -> None:
+async def test_acls_are_created_described_and_deleted(tmp_path: Path) -> None:
     async with secured_broker(tmp_path) as admin:
         await grant(
             admin,
@@ -109,7 +109,7 @@ async def test_they_are_made_seen_and_removed(tmp_path: Path) -> None:
         assert described(await admin.send(ask())) == set()
 
 
-async def test_what_cannot_be_kept_is_said_and_the_rest_is_kept(tmp_path: Path) -> None:
+async def test_invalid_acls_are_refused_and_the_others_created(tmp_path: Path) -> None:
     async with secured_broker(tmp_path) as admin:
         made = await admin.send(
             CreateAclsRequest(
@@ -132,7 +132,7 @@ async def test_what_cannot_be_kept_is_said_and_the_rest_is_kept(tmp_path: Path) 
         assert len(described(await admin.send(ask()))) == 1
 
 
-async def test_only_who_may_alter_the_cluster_makes_them(tmp_path: Path) -> None:
+async def test_acl_changes_need_alter_on_the_cluster(tmp_path: Path) -> None:
     async with secured_broker(tmp_path) as admin:
         ann = client(admin, "ann")
         refused = await ann.send(
@@ -151,7 +151,7 @@ async def test_only_who_may_alter_the_cluster_makes_them(tmp_path: Path) -> None
         assert (await ann.send(ask())).error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
 
-def test_they_survive_a_kill(tmp_path: Path) -> None:
+def test_acls_survive_a_kill(tmp_path: Path) -> None:
     with World(7, tmp_path) as world:
         member = world.add(0, SECURED)
 
@@ -194,7 +194,7 @@ def kept_in(store) -> tuple[AclStore, asyncio.Queue[None]]:
     return AclStore(store, AclRules(), lambda: changes.put_nowait(None), Slices()), changes
 
 
-async def test_two_who_change_them_at_once_lose_nothing(tmp_path: Path) -> None:
+async def test_concurrent_acl_changes_are_all_kept(tmp_path: Path) -> None:
     """Each finds that the other one was first, reads, and decides again."""
     store = EmbeddedStore(tmp_path / "store")
     first, _ = kept_in(store)
@@ -214,7 +214,7 @@ async def test_two_who_change_them_at_once_lose_nothing(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_what_somebody_else_changes_is_followed(tmp_path: Path) -> None:
+async def test_acl_changes_of_another_broker_are_followed(tmp_path: Path) -> None:
     store = EmbeddedStore(tmp_path / "store")
     first, _ = kept_in(store)
     second, changes = kept_in(store)
@@ -258,7 +258,7 @@ async def test_cve_2024_27309_one_acl_that_goes_takes_no_other_along(tmp_path: P
     await store.close()
 
 
-async def test_what_was_changed_while_the_store_could_not_be_asked_is_found_later(tmp_path: Path) -> None:
+async def test_acl_changes_during_a_store_outage_are_found_later(tmp_path: Path) -> None:
     class Flaky(EmbeddedStore):
         fails = False
 
@@ -309,7 +309,7 @@ async def test_a_change_whose_outcome_is_unknown_is_decided_again() -> None:
         await sane.close()
 
 
-async def test_on_the_way_nobody_may_more_than_before_or_after(tmp_path: Path) -> None:
+async def test_no_right_appears_during_a_change_of_acls(tmp_path: Path) -> None:
     store = EmbeddedStore(tmp_path / "store")
     seen: list[bool] = []
     rules = AclRules()
@@ -321,7 +321,7 @@ async def test_on_the_way_nobody_may_more_than_before_or_after(tmp_path: Path) -
     await store.close()
 
 
-async def test_there_are_only_so_many(tmp_path: Path, monkeypatch) -> None:
+async def test_the_number_of_acls_is_bounded(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("headrace.broker.security.acl.store.ACLS_MAX", 3)
     monkeypatch.setattr("headrace.broker.security.acl.store.CHANGED_TOGETHER_MAX", 2)
     store = EmbeddedStore(tmp_path / "store")
@@ -368,7 +368,7 @@ async def test_kafkas_authorizers_are_this_one(tmp_path: Path, name: str) -> Non
         ("super.users", "User:", "User:ann;User:bob"),
     ],
 )
-def test_what_is_wrong_with_a_configuration_is_said(name, value, words) -> None:
+def test_an_invalid_authorizer_configuration_is_named(name, value, words) -> None:
     with pytest.raises(ConfigError, match=words):
         BrokerConfig({name: value})
 

@@ -30,7 +30,7 @@ def lines(*files: Path) -> list[dict[str, object]]:
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
-async def test_a_refusal_is_a_line_that_says_who_and_what(tmp_path: Path) -> None:
+async def test_a_refusal_is_logged_with_principal_and_resource(tmp_path: Path) -> None:
     file = tmp_path / "audit.jsonl"
     async with secured_broker(tmp_path / "data", {"authorizer.audit.log.file": str(file)}) as admin:
         await client(admin, "ann").send(
@@ -102,7 +102,7 @@ def test_a_thread_that_falls_behind_costs_lines_and_no_memory(tmp_path: Path, mo
     assert all(len(json.dumps(line)) < 3000 for line in found)
 
 
-def test_how_many_were_dropped_is_said(tmp_path: Path, monkeypatch) -> None:
+def test_the_number_of_dropped_lines_is_logged(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("headrace.broker.security.audit.QUEUED_MAX", 4)
     audit = AuditLog(lambda: 0, tmp_path / "audit.jsonl")
     for number in range(7):
@@ -130,7 +130,7 @@ def refused(audit: AuditLog, name: str, host: str, resource: str) -> None:
     audit.note(who, Operation.READ, ResourceType.TOPIC, resource, allowed=False)
 
 
-def test_who_is_refused_again_and_again_hides_nobody_and_is_summed_up(tmp_path: Path) -> None:
+def test_repeated_refusals_are_summarized_per_principal_and_host(tmp_path: Path) -> None:
     time = Minutes()
     audit = AuditLog(time, tmp_path / "audit.jsonl", with_administration=True)
     audit.start()
@@ -154,7 +154,7 @@ def test_who_is_refused_again_and_again_hides_nobody_and_is_summed_up(tmp_path: 
     assert resources[-1] == "next minute"
 
 
-def test_of_all_together_there_are_only_so_many_lines_a_minute(tmp_path: Path) -> None:
+def test_audit_lines_per_minute_are_bounded(tmp_path: Path) -> None:
     audit = AuditLog(Minutes(), tmp_path / "audit.jsonl")
     audit.start()
     for number in range(ALL_LINES_MAX + 500):

@@ -160,7 +160,7 @@ async def clients(tmp_path: Path, session_ms: int = 0) -> AsyncIterator[Any]:
         yield lambda: Client(door, time, delays)
 
 
-async def test_the_usual_way(tmp_path: Path) -> None:
+async def test_plain_authentication_succeeds(tmp_path: Path) -> None:
     async with clients(tmp_path) as connect:
         client = connect()
         asked = ApiVersionsRequest(client_software_name="c", client_software_version="1")
@@ -223,7 +223,7 @@ async def test_nothing_else_is_answered_before(tmp_path: Path) -> None:
                 assert reason.value.answer is None
 
 
-async def test_who_is_refused_waits_is_told_and_hung_up_on(tmp_path: Path) -> None:
+async def test_a_refused_client_is_told_and_disconnected_after_the_delay(tmp_path: Path) -> None:
     async with clients(tmp_path) as connect:
         plain = connect()
         await plain.shake()
@@ -260,7 +260,7 @@ async def test_a_mechanism_that_is_not_offered(tmp_path: Path) -> None:
         assert told.mechanisms == OFFERED
 
 
-async def test_what_comes_at_the_wrong_time(tmp_path: Path) -> None:
+async def test_authentication_messages_out_of_order_are_refused(tmp_path: Path) -> None:
     async with clients(tmp_path) as connect:
         with pytest.raises(HungUp, match="without a SaslHandshake") as reason:
             await connect().authenticate(ANN)
@@ -331,7 +331,7 @@ async def test_a_session_ends_with_its_credentials_or_sooner(tmp_path: Path) -> 
             assert client.peer.session.expires == 1000.0 + lifetime_ms / 1000
 
 
-async def test_nobody_becomes_somebody_else(tmp_path: Path) -> None:
+async def test_reauthentication_cannot_change_the_principal(tmp_path: Path) -> None:
     async with clients(tmp_path, 10_000) as connect:
         for mechanism, message, told in (
             (
@@ -391,7 +391,7 @@ async def test_a_deleted_user_is_refused_as_soon_as_it_authenticates_again(tmp_p
         assert reason.value.told.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
 
 
-async def test_other_listeners_are_not_this_doors(tmp_path: Path) -> None:
+async def test_sasl_state_belongs_to_its_listener(tmp_path: Path) -> None:
     async with clients(tmp_path) as connect, direct_broker(tmp_path / "other") as broker:
         client = connect()
         client.peer = broker.peer

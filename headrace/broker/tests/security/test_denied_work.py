@@ -97,7 +97,7 @@ def asks_by_id(case: Case, names: Names) -> bool:
     return case.request(names).encode(version) != case.request(other).encode(version)
 
 
-async def test_what_is_denied_costs_the_same_whether_it_is_there(tmp_path: Path) -> None:
+async def test_a_denied_request_costs_the_same_for_missing_resources(tmp_path: Path) -> None:
     checked, found = 0, []
     config = {"transaction.state.log.num.partitions": "1", "offsets.topic.num.partitions": "1"}
     async with direct_broker(tmp_path, {**SECURED, **config}, clock=StandingClock()) as broker:

@@ -293,7 +293,7 @@ async def test_a_broker_of_another_name_is_not_asked(tmp_path: Path) -> None:
         ({"ssl_truststore_location": "/nowhere/ca.pem"}, "ssl.truststore.location: /nowhere/ca.pem cannot be read"),
     ],
 )  # fmt: skip
-async def test_a_member_of_a_cluster_that_could_not_say_who_it_is_does_not_start(
+async def test_a_cluster_member_without_credentials_does_not_start(
     tmp_path: Path, changes: dict[str, str | None], complaint: str
 ) -> None:
     config = settings(tmp_path, "SASL_SSL", **changes)

@@ -100,7 +100,7 @@ def trusting(folder: Path, *authorities: Identity) -> dict[str, str]:
     return {"ssl.truststore.type": "PEM", "ssl.truststore.location": str(place)}
 
 
-def test_keys_are_read_over_https_from_who_is_trusted(tmp_path: Path) -> None:
+def test_keys_are_read_over_https_from_a_trusted_server(tmp_path: Path) -> None:
     (tmp_path / "trusted.p12").write_bytes(trusted_pkcs12([AUTHORITY.certificate], "changeit"))
     stored = {"ssl.truststore.location": str(tmp_path / "trusted.p12"), "ssl.truststore.password": "changeit"}
     inline = {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": AUTHORITY.certificate_pem}
@@ -126,7 +126,7 @@ def test_the_broker_shows_a_certificate_of_its_own_if_it_has_one(tmp_path: Path)
             read_document(url, client_tls(trusted).context)
 
 
-def test_cve_2025_27817_nobody_is_led_to_a_file_or_out_of_tls(tmp_path: Path) -> None:
+def test_cve_2025_27817_redirects_to_a_file_or_plain_http_are_refused(tmp_path: Path) -> None:
     """The issuer redirects to a file, or to plain HTTP."""
     (tmp_path / "secret").write_text("planted")
     with issuer(tmp_path, None) as plain:
@@ -194,7 +194,7 @@ async def test_trust_that_cannot_be_read_is_said_at_the_start(
 @pytest.mark.parametrize(
     "prefix", ["", "oauthbearer.", "listener.name.client.", "listener.name.client.oauthbearer."]
 )
-async def test_cve_2025_27817_nobody_has_the_broker_read_another_url(tmp_path: Path, prefix: str) -> None:
+async def test_cve_2025_27817_the_key_url_cannot_be_altered_at_run_time(tmp_path: Path, prefix: str) -> None:
     """The right to alter configurations does not choose files or addresses for the broker: as in Kafka, that takes
     a restart.
     """

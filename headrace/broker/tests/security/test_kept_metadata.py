@@ -30,7 +30,7 @@ async def shown(who, **options) -> list[str]:
     return [topic.name for topic in response.topics]
 
 
-async def test_those_who_see_the_same_share_an_answer(tmp_path: Path, encodings: list[int]) -> None:
+async def test_principals_with_the_same_view_share_an_answer(tmp_path: Path, encodings: list[int]) -> None:
     async with secured_broker(tmp_path) as admin:
         for name in ("a", "b", "c"):
             await admin.create_topic(name)
@@ -65,7 +65,9 @@ async def test_a_kept_answer_carries_no_right_past_its_acl(tmp_path: Path, encod
         assert await shown(admin) == ["b"]
 
 
-async def test_what_somebody_may_do_is_told_to_nobody_else(tmp_path: Path, encodings: list[int]) -> None:
+async def test_authorized_operations_are_not_shared_between_principals(
+    tmp_path: Path, encodings: list[int]
+) -> None:
     async with secured_broker(tmp_path) as admin:
         await admin.create_topic("a")
         await allow(admin, Operation.DESCRIBE, ResourceType.TOPIC, "a")
@@ -84,7 +86,7 @@ async def test_what_somebody_may_do_is_told_to_nobody_else(tmp_path: Path, encod
         assert len(encodings) == 3
 
 
-async def test_what_is_kept_is_bounded_in_bytes(
+async def test_kept_metadata_is_bounded_in_bytes(
     tmp_path: Path, encodings: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace.broker.api.metadata.ALL_KEPT_BYTES_MAX", 3000)

@@ -46,7 +46,7 @@ def kept() -> list[object]:
     return [each for each in gc.get_objects() if isinstance(each, kinds)]
 
 
-async def test_who_is_refused_leaves_nothing_to_the_garbage_collector(tmp_path: Path) -> None:
+async def test_refused_connections_leave_no_reference_cycles(tmp_path: Path) -> None:
     identity("localhost", identity("authority")).write(tmp_path, "server")
     config = BrokerConfig(
         {

@@ -649,7 +649,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize("part", PARTS)
-async def test_what_is_denied_changes_nothing_and_shows_nothing(tmp_path: Path, part: str) -> None:
+async def test_denied_requests_change_nothing_and_show_nothing(tmp_path: Path, part: str) -> None:
     async with AsyncExitStack() as stack:
         config = {"transaction.state.log.num.partitions": "1", "offsets.topic.num.partitions": "1"}
         worlds = Worlds(
@@ -700,7 +700,7 @@ async def test_rights_over_the_cluster_in_every_state(tmp_path: Path) -> None:
                 await revoke_all(admin)
 
 
-async def test_who_may_know_of_a_topic_does_not_delete_it(tmp_path: Path) -> None:
+async def test_describe_on_a_topic_does_not_allow_deletion(tmp_path: Path) -> None:
     """A user with DESCRIBE is told the name that belongs to an id."""
     async with secured_broker(tmp_path) as admin:
         image = await admin.create_topic("t")

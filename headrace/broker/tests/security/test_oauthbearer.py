@@ -107,7 +107,7 @@ def test_a_key_is_found_without_its_id() -> None:
         (lambda: base64.urlsafe_b64encode(b"[]").decode().rstrip("=") + ".e30.x", "JSON object"),
     ],
 )
-def test_what_is_no_token_of_the_issuer_is_refused(token: Callable[[], str], words: str) -> None:
+def test_a_token_of_another_issuer_is_refused(token: Callable[[], str], words: str) -> None:
     """It is refused first with the JSON of RFC 7628, then, after the client's reply, as a failure."""
     server = OAuthBearerExchange(validator())
     assert server.answer(message(token())) == INVALID_TOKEN.encode()
@@ -153,7 +153,7 @@ def test_a_token_of_an_unknown_key_has_the_keys_read() -> None:
     assert asked == [1]
 
 
-def test_who_asks_to_be_somebody_else_is_refused() -> None:
+def test_a_different_authorization_id_is_refused() -> None:
     with pytest.raises(AuthenticationError) as refused:
         OAuthBearerExchange(validator()).answer(message(signed(), "admin"))
     assert "different from the token's principal" in str(refused.value.told)
@@ -175,7 +175,7 @@ def test_who_asks_to_be_somebody_else_is_refused() -> None:
         b"n,,\x01auth=Bearer " + b"x" * (64 << 10) + b"\x01\x01",
     ],
 )
-def test_what_is_no_first_message_is_refused(wrong: bytes) -> None:
+def test_a_malformed_first_message_is_refused(wrong: bytes) -> None:
     with pytest.raises(AuthenticationError) as refused:
         OAuthBearerExchange(validator()).answer(wrong)
     assert refused.value.told is None
@@ -223,7 +223,7 @@ def test_unsecured_tokens_are_taken_by_their_own_validator_alone() -> None:
 @pytest.mark.parametrize(
     "document", [b"", b"[]", b'{"keys": 7}', b'{"keys": []}', b'{"keys": [{"kty": "oct"}, 3]}']
 )
-def test_what_is_no_key_set_is_refused(document: bytes) -> None:
+def test_a_malformed_key_set_is_refused(document: bytes) -> None:
     with pytest.raises(ValueError, match="JWK set"):
         Keys(document)
 
@@ -274,7 +274,7 @@ def test_keys_of_a_file_that_cannot_be_used_stop_the_start(tmp_path: Path) -> No
         assert JwksSource(f"file://{tmp_path}/keys.json", Pauses(), executor).current() is not None
 
 
-async def test_keys_are_read_anew_when_a_token_names_another_and_kept_while_they_cannot_be_read() -> None:
+async def test_keys_are_refreshed_for_an_unknown_key_id_and_kept_on_failure() -> None:
     documents: list[bytes | Exception] = [OSError("down"), key_set(RSA), b"nonsense", key_set(RSA, EC)]
     lengths: list[int] = []
     all_read = asyncio.Event()

@@ -14,7 +14,7 @@ USERS = PlainUsers({"ann": "secret-1", "jürgen": "päss"})
 
 
 @pytest.mark.parametrize("message", ["\0ann\0secret-1", "ann\0ann\0secret-1", "\0jürgen\0päss"])
-def test_who_knows_the_password_gets_in(message: str) -> None:
+def test_the_right_password_is_accepted(message: str) -> None:
     server = PlainExchange(USERS)
     assert server.answer(message.encode()) == b""
     assert server.identity == Identity(message.split("\0")[1])
@@ -39,7 +39,7 @@ def test_who_knows_the_password_gets_in(message: str) -> None:
         (b"\0ann\0" + b"x" * MESSAGE_BYTES_MAX, None),
     ],
 )
-def test_everybody_else_is_told_what_kafka_tells(message: bytes, told: str | None) -> None:
+def test_wrong_credentials_get_kafkas_message(message: bytes, told: str | None) -> None:
     server = PlainExchange(USERS)
     with pytest.raises(AuthenticationError) as refused:
         server.answer(message)

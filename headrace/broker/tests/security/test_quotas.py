@@ -78,7 +78,7 @@ def test_the_first_level_that_is_set_holds(level: int) -> None:
     assert quotas.limit_of(Quota.CONSUMER, "ann", "c") is None
 
 
-def test_a_limit_is_shared_by_those_whom_it_is_about() -> None:
+def test_a_quota_is_shared_within_its_entity() -> None:
     time = Time()
 
     def wait(entity: Entity, *users: tuple[str, str]) -> list[bool]:
@@ -134,7 +134,7 @@ def test_any_half_minute_is_within_a_tenth_of_the_limit(seed: int) -> None:
     assert busy >= 0.9 * 30 * limit, seed
 
 
-def test_who_uses_too_much_time_waits_a_second_at_most_at_once() -> None:
+def test_a_request_quota_delays_a_second_at_most() -> None:
     quotas = Quotas(Time())
     quotas.set(Entity(user="ann"), {Quota.REQUEST: 10, Quota.PRODUCER: 10})
     assert quotas.used(Quota.REQUEST, "ann", "", 1000) == 1.0
@@ -169,7 +169,7 @@ def test_changes_of_topics_are_refused_or_waited_for() -> None:
     assert quotas.may_mutate("bob", "", 1000, strict=True)
 
 
-def test_there_are_only_so_many_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quota_buckets_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.broker.security.quotas.quotas._BUCKETS_MAX", 10)
     time = Time()
     quotas = Quotas(time)
@@ -211,7 +211,7 @@ def test_names_that_are_made_up_cost_no_search_each(monkeypatch: pytest.MonkeyPa
         ([("user", "x" * 1001)], "characters"),
     ],
 )
-def test_entities_that_make_no_sense(pairs: list[tuple[str, str | None]], complaint: str) -> None:
+def test_a_malformed_quota_entity_is_refused(pairs: list[tuple[str, str | None]], complaint: str) -> None:
     with pytest.raises(KafkaError, match=complaint) as caught:
         Entity.of(pairs)
     assert caught.value.code is ErrorCode.INVALID_REQUEST
@@ -233,12 +233,12 @@ def test_entities_that_make_no_sense(pairs: list[tuple[str, str | None]], compla
         (Entity(ip="no address"), "connection_creation_rate", 1, "not a valid IP"),
     ],
 )
-def test_limits_that_make_no_sense(entity: Entity, key: str, value: float, complaint: str) -> None:
+def test_a_malformed_quota_limit_is_refused(entity: Entity, key: str, value: float, complaint: str) -> None:
     with pytest.raises(KafkaError, match=complaint):
         changed(entity, {}, [(key, value, False)])
 
 
-def test_operations_change_what_they_name() -> None:
+def test_quota_operations_change_only_named_limits() -> None:
     limits = {Quota.PRODUCER: 1.0, Quota.CONSUMER: 2.0}
     after = changed(
         Entity(user="a"), limits, [("producer_byte_rate", 0, True), ("request_percentage", 12.5, False)]
@@ -254,7 +254,7 @@ def test_operations_change_what_they_name() -> None:
 # -- where they are kept -----------------------------------------------------------------------------------
 
 
-async def test_two_who_change_them_at_once_lose_nothing(tmp_path: Path) -> None:
+async def test_concurrent_quota_changes_are_all_kept(tmp_path: Path) -> None:
     store = EmbeddedStore(tmp_path / "store")
     first, second = QuotaStore(store, Quotas(Time())), QuotaStore(store, Quotas(Time()))
     await first.load()
@@ -275,7 +275,7 @@ async def test_two_who_change_them_at_once_lose_nothing(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_what_somebody_else_changes_is_followed(tmp_path: Path) -> None:
+async def test_quota_changes_of_another_broker_are_followed(tmp_path: Path) -> None:
     store = EmbeddedStore(tmp_path / "store")
     first, second = QuotaStore(store, Quotas(Time())), QuotaStore(store, Quotas(Time()))
     following = asyncio.create_task(second.run())
@@ -289,7 +289,7 @@ async def test_what_somebody_else_changes_is_followed(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_what_was_changed_before_anybody_followed_is_found(tmp_path: Path) -> None:
+async def test_quota_changes_before_following_are_found(tmp_path: Path) -> None:
     store = EmbeddedStore(tmp_path / "store")
     first, second = QuotaStore(store, Quotas(Time())), QuotaStore(store, Quotas(Time()))
     await first.load()
@@ -304,7 +304,9 @@ async def test_what_was_changed_before_anybody_followed_is_found(tmp_path: Path)
     await store.close()
 
 
-async def test_there_are_limits_for_only_so_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_quota_entities_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("headrace.broker.security.quotas.store.ENTITIES_MAX", 2)
     store = EmbeddedStore(tmp_path / "store")
     quotas = QuotaStore(store, Quotas(Time()))
@@ -482,7 +484,7 @@ async def test_bytes_of_writes_and_reads_count_repeated_ones_too(tmp_path: Path)
         assert broker.peer.throttle_seconds > 3.0
 
 
-async def test_who_is_not_authenticated_has_no_quota(tmp_path: Path) -> None:
+async def test_an_unauthenticated_client_has_no_quota(tmp_path: Path) -> None:
     quotas = Quotas(Time())
     quotas.set(Entity(client_id=""), {Quota.REQUEST: 1e-9})
     throttling = Throttling(quotas, (), iter(range(100)).__next__)
@@ -495,7 +497,7 @@ async def test_who_is_not_authenticated_has_no_quota(tmp_path: Path) -> None:
 # -- work in threads ---------------------------------------------------------------------------------------
 
 
-async def test_what_a_request_has_threads_do_counts_as_its_time() -> None:
+async def test_thread_time_counts_for_its_request() -> None:
     """The time in threads, in steps of a coroutine and in slices counts for its request, and for no other."""
     time, threads = Time(), Time()
     quotas = Quotas(time)

@@ -32,7 +32,7 @@ def end_of(admin: DirectBroker, topic: str) -> int:
 
 
 @pytest.mark.parametrize("version", [3, 9, 12])
-async def test_who_may_not_write_appends_nothing_whether_the_topic_exists_or_not(
+async def test_produce_without_write_is_denied_for_existing_and_missing_topics(
     tmp_path: Path, version
 ) -> None:
     async with secured_broker(tmp_path) as admin:
@@ -51,7 +51,7 @@ async def test_who_may_not_write_appends_nothing_whether_the_topic_exists_or_not
         assert end_of(admin, "t") == 1
 
 
-async def test_the_id_of_a_topic_that_may_not_be_known_is_as_one_that_is_none(tmp_path: Path) -> None:
+async def test_the_id_of_a_hidden_topic_is_answered_as_unknown(tmp_path: Path) -> None:
     async with secured_broker(tmp_path) as admin:
         await admin.create_topic("t")
         ann = client(admin, "ann")
@@ -123,7 +123,7 @@ async def test_a_repeated_produce_does_not_outlive_its_acl(tmp_path: Path) -> No
             assert (await ann.produce("t", BATCH)).base_offset == offset
 
 
-async def test_what_somebody_sent_is_not_repeated_for_somebody_else_on_the_connection(tmp_path: Path) -> None:
+async def test_a_remembered_produce_does_not_serve_another_principal(tmp_path: Path) -> None:
     async with secured_broker(tmp_path) as admin:
         await admin.create_topic("t")
         await allow(admin, Operation.WRITE, TOPIC, "t")
@@ -157,7 +157,7 @@ def told(response) -> list[tuple[int, int]]:
     ]
 
 
-async def test_who_may_not_read_sees_nothing_whether_the_topic_exists_or_not(tmp_path: Path) -> None:
+async def test_fetch_without_read_is_denied_for_existing_and_missing_topics(tmp_path: Path) -> None:
     async with secured_broker(tmp_path) as admin:
         await admin.create_topic("t")
         await admin.produce("t", BATCH)
@@ -177,7 +177,7 @@ async def test_who_may_not_read_sees_nothing_whether_the_topic_exists_or_not(tmp
 
 
 @pytest.mark.parametrize("version", [12, 17])
-async def test_who_poses_as_a_replica_has_to_be_of_the_cluster(tmp_path: Path, version) -> None:
+async def test_a_replica_fetch_needs_cluster_action(tmp_path: Path, version) -> None:
     """Its rights as a client do not count, and as a member it needs none of them (CVE-2018-1288)."""
     async with secured_broker(tmp_path) as admin:
         await admin.create_topic("t")

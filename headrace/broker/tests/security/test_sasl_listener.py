@@ -148,7 +148,7 @@ def scram_user(name: str, password: str) -> AlterUserScramCredentialsRequest:
     return AlterUserScramCredentialsRequest(upsertions=[upsertion])
 
 
-async def test_who_is_known_gets_in_by_each_listener_as_it_asks(tmp_path: Path) -> None:
+async def test_known_users_are_accepted_by_each_listeners_mechanism(tmp_path: Path) -> None:
     async with broker(tmp_path) as (_, connect):
         assert not await (await connect()).is_served()
         open_to_all = await connect("PLAINTEXT")
@@ -161,7 +161,7 @@ async def test_who_is_known_gets_in_by_each_listener_as_it_asks(tmp_path: Path) 
         assert await by_scram.is_served()
 
 
-async def test_who_is_refused_is_told_after_the_delay_and_hung_up_on(tmp_path: Path) -> None:
+async def test_a_refused_user_is_told_after_the_delay_and_disconnected(tmp_path: Path) -> None:
     async with broker(tmp_path, connection_failed_authentication_delay_ms="80") as (_, connect):
         loop = asyncio.get_running_loop()
         for name, password in (("ann", WRONG), ("nobody", PLAIN)):
@@ -186,7 +186,7 @@ async def test_a_large_frame_before_authentication_closes_and_after_it_is_read(t
 
 
 @pytest.mark.parametrize("key", [17, 18, 36])
-def test_cve_2022_34917_and_others_a_stranger_costs_a_mebibyte_at_most(tmp_path: Path, key: int) -> None:
+def test_cve_2022_34917_an_unauthenticated_client_costs_a_mebibyte_at_most(tmp_path: Path, key: int) -> None:
     """Frames of half a mebibyte that announce millions of elements and tagged fields, or are text from end to end."""
     size = 512 << 10
 
@@ -405,7 +405,7 @@ async def test_cve_2024_31141_configurations_are_taken_as_they_are(
         ({"listener.name.client.plain.connections.max.reauth.ms": "soon"}, "connections.max.reauth.ms"),
     ],
 )
-async def test_what_cannot_be_is_said_at_the_start(
+async def test_an_impossible_sasl_configuration_stops_the_start(
     tmp_path: Path, changes: dict[str, str | None], words: str
 ) -> None:
     config = {name: text for name, text in {**CONFIG, **changes}.items() if text is not None}

@@ -67,7 +67,7 @@ def test_the_example_of_rfc_7677() -> None:
 
 @pytest.mark.parametrize("mechanism", ScramMechanism)
 @pytest.mark.parametrize("name", ["ann", "a,b=c", "jürgen", "=2C", "x" * 255])
-def test_who_knows_the_password_gets_in_and_knows_the_server(mechanism: ScramMechanism, name: str) -> None:
+def test_client_and_server_authenticate_each_other(mechanism: ScramMechanism, name: str) -> None:
     server = exchange({name: credential("pä55, =word", mechanism)}, mechanism)
     client = ScramClient(name, "pä55, =word", mechanism)
     assert client.is_served_by_the_right_one(log_in(server, client))
@@ -87,7 +87,7 @@ def test_a_wrong_password_is_refused_without_words_of_its_own() -> None:
     assert error.told is None
 
 
-def test_nobody_learns_who_exists() -> None:
+def test_an_unknown_user_is_answered_like_a_known_one() -> None:
     """An unknown name is answered like a known one, always with the same salt, and fails at the same place."""
     known, unknown = ScramClient("ann", "x"), ScramClient("bob", "x")
     one, other = exchange(USERS).answer(known.first), exchange(USERS).answer(unknown.first)
@@ -106,7 +106,7 @@ def test_nobody_learns_who_exists() -> None:
     assert [error.told for error in errors] == [None, None]
 
 
-def test_the_salt_of_nobody_cannot_be_told_without_the_secret() -> None:
+def test_the_salt_of_an_unknown_user_depends_on_the_secret() -> None:
     names = ("bob", "carl")
     salts = {Decoy(secret).credential(SHA_256, name).salt for secret in (b"1", b"2") for name in names}
     assert len(salts) == 4
@@ -186,7 +186,7 @@ def test_a_final_message_of_another_exchange_is_refused() -> None:
     assert "another nonce" in str(refusal(server, client.first, old))
 
 
-def test_what_is_said_of_channel_binding_stays_the_same() -> None:
+def test_a_changed_channel_binding_is_refused() -> None:
     for first, final in (("n,,", "y,,"), ("y,,", "n,,"), ("n,,", "n,a=ann,"), ("n,,", "")):
         server, client = exchange(USERS), ScramClient("ann", "correct horse", gs2=first)
         challenge = server.answer(client.first)
@@ -196,7 +196,7 @@ def test_what_is_said_of_channel_binding_stays_the_same() -> None:
     assert log_in(exchange(USERS), ScramClient("ann", "correct horse", gs2="y,,")).startswith(b"v=")
 
 
-def test_cve_2017_12610_who_asks_to_be_somebody_else_is_refused() -> None:
+def test_cve_2017_12610_a_different_authorization_id_is_refused() -> None:
     for name in ("ann", "bob"):
         error = refusal(exchange(USERS), ScramClient(name, "correct horse", gs2="n,a=admin,").first)
         assert error.told == (

@@ -54,7 +54,7 @@ def frame_of(declaration: ApiDeclaration) -> bytes:
     ) + declaration.request().encode(version)
 
 
-async def test_only_what_authenticates_is_public(tmp_path: Path) -> None:
+async def test_only_authentication_apis_are_public(tmp_path: Path) -> None:
     async with direct_broker(tmp_path, extensions=[TableExtension()]) as broker:
         public = {declaration.key for declaration in declared(broker) if declaration.authorize.is_public}
         assert public == PUBLIC_KEYS
@@ -78,7 +78,7 @@ async def test_before_authentication_every_other_api_closes_the_connection(tmp_p
                 broker.broker.dispatcher(Peer(9, "10.0.0.9", 1, "L", None), frame)
 
 
-async def test_what_is_remembered_of_a_connection_is_behind_the_gate(tmp_path: Path) -> None:
+async def test_remembered_answers_need_authentication(tmp_path: Path) -> None:
     class Memory:
         def answer(self, frame: bytes) -> None:
             raise AssertionError("answered from memory")
@@ -109,7 +109,7 @@ async def test_rights_over_the_cluster_are_asked_before_the_handler(tmp_path: Pa
             assert b"".join(answer).endswith(b"".join(expected.encode_parts(declaration.max_version)))
 
 
-async def test_handlers_are_told_who_asks(tmp_path: Path) -> None:
+async def test_handlers_get_the_session_of_the_client(tmp_path: Path) -> None:
     seen = []
     async with direct_broker(tmp_path) as broker:
         metadata = next(declaration for declaration in declared(broker) if declaration.key == 3)

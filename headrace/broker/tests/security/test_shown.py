@@ -66,7 +66,7 @@ async def prepared(broker: DirectBroker) -> None:
     assert (await broker.send(heartbeat)).error_code == 0
 
 
-async def test_without_an_authorizer_everybody_is_told_that_everything_is_allowed(tmp_path: Path) -> None:
+async def test_without_an_authorizer_all_operations_are_reported_as_allowed(tmp_path: Path) -> None:
     async with direct_broker(tmp_path) as broker:
         await prepared(broker)
         assert await operations_told(broker) == (
@@ -76,7 +76,7 @@ async def test_without_an_authorizer_everybody_is_told_that_everything_is_allowe
         )
 
 
-async def test_what_is_allowed_is_told_and_nothing_else(tmp_path: Path) -> None:
+async def test_only_allowed_operations_are_reported(tmp_path: Path) -> None:
     async with secured_broker(tmp_path) as admin:
         await prepared(admin)
         await grant(
@@ -94,7 +94,7 @@ async def test_what_is_allowed_is_told_and_nothing_else(tmp_path: Path) -> None:
         assert await operations_told(ann) == (topic, cluster, group)
 
 
-async def test_metadata_that_is_kept_is_told_to_nobody_else(tmp_path: Path) -> None:
+async def test_kept_metadata_is_not_shared_between_principals(tmp_path: Path) -> None:
     """Answers about many partitions are encoded once."""
     async with secured_broker(tmp_path) as admin:
         await admin.create_topic("large", 80)
@@ -152,7 +152,7 @@ async def test_a_heartbeat_names_no_topic_that_may_not_be_seen(tmp_path: Path) -
         assert (await admin.send(ListGroupsRequest())).groups == []
 
 
-async def test_what_is_left_out_of_a_listing_is_no_refusal_for_the_audit_log(tmp_path: Path) -> None:
+async def test_resources_left_out_of_a_listing_are_not_audited(tmp_path: Path) -> None:
     file = tmp_path / "audit.jsonl"
     async with secured_broker(tmp_path / "data", {"authorizer.audit.log.file": str(file)}) as admin:
         await admin.create_topic("t")
@@ -168,7 +168,7 @@ async def test_what_is_left_out_of_a_listing_is_no_refusal_for_the_audit_log(tmp
     ]
 
 
-async def test_who_waits_to_join_is_told_of_nobody_when_the_right_is_gone(tmp_path: Path) -> None:
+async def test_a_waiting_join_shows_no_members_after_its_right_is_revoked(tmp_path: Path) -> None:
     async with secured_broker(tmp_path, {"group.initial.rebalance.delay.ms": "2500"}) as admin:
         await allow(admin, Operation.READ, GROUP, "g")
         ann = client(admin, "ann")

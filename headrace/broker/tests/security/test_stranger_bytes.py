@@ -207,7 +207,7 @@ async def talk_a_lot(tmp_path: Path, seed: int, rounds: int) -> tuple[int, int]:
     return whole, broken
 
 
-async def test_damaged_conversations_let_nobody_in_and_raise_nothing(tmp_path: Path) -> None:
+async def test_damaged_conversations_authenticate_no_client_and_raise_nothing(tmp_path: Path) -> None:
     whole, broken = await talk_a_lot(tmp_path, SEED, 1500)
     assert whole == 500, "who says it right gets in"
     assert broken > 20, "some of the damage is of no importance"

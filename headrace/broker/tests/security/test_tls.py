@@ -303,7 +303,7 @@ def test_rules_make_names_of_principals(rules, name, expected) -> None:
         "RULE:a/b/LU",
     ],
 )
-def test_what_is_no_list_of_rules_is_refused(rules) -> None:
+def test_a_malformed_list_of_principal_rules_is_refused(rules) -> None:
     with pytest.raises(ConfigError, match="Invalid rule"):
         BrokerConfig({"ssl.principal.mapping.rules": rules})
 
@@ -366,7 +366,7 @@ def test_suites_go_by_the_names_of_iana() -> None:
         ("ssl.keystore.type", "BKS", "JKS, PKCS12, PEM"),
     ],
 )
-def test_settings_that_mean_nothing_here_are_refused(name, value, words) -> None:
+def test_meaningless_tls_settings_are_refused(name, value, words) -> None:
     with pytest.raises(ConfigError) as refused:
         BrokerConfig({name: value})
     assert words in str(refused.value)
@@ -561,7 +561,7 @@ async def test_a_listener_without_a_key_does_not_start(tmp_path) -> None:
         ({"net/tls_stat": "TlsCurrTxSw 0\n"}, True),
     ],
 )
-def test_what_encrypts_is_told_with_what_is_not_used(
+def test_the_tls_provider_and_unused_offload_are_described(
     tmp_path, monkeypatch, files, by_kernel, by_openssl
 ) -> None:
     for name, text in files.items():
@@ -576,7 +576,7 @@ def test_what_encrypts_is_told_with_what_is_not_used(
     assert ("it is offered here" in said) is (by_openssl and by_kernel)
 
 
-async def test_what_encrypts_is_logged_once(tmp_path, caplog) -> None:
+async def test_the_tls_provider_is_logged_once(tmp_path, caplog) -> None:
     caplog.set_level(logging.INFO, "headrace.security")
     async with running(tmp_path) as broker:
         await broker.reload_certificates()

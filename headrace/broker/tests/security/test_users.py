@@ -136,7 +136,7 @@ async def test_users_are_made_changed_shown_and_deleted(tmp_path: Path) -> None:
         ),
     ],
 )
-async def test_what_is_wrong_with_one_user_keeps_no_other_from_being_changed(
+async def test_a_failed_alteration_does_not_affect_other_users(
     tmp_path: Path, alterations: list[Any], code: ErrorCode, message: str
 ) -> None:
     async with direct_broker(tmp_path) as broker:
@@ -214,7 +214,7 @@ async def test_names_are_parts_of_paths_and_nothing_more(tmp_path: Path) -> None
         assert again.names() == names
 
 
-async def test_who_is_nobody_stays_the_same_after_a_restart(tmp_path: Path) -> None:
+async def test_the_salt_of_an_unknown_user_survives_a_restart(tmp_path: Path) -> None:
     salts = []
     for _ in range(2):
         async with direct_broker(tmp_path) as broker:
@@ -285,7 +285,7 @@ async def test_a_token_stands_for_its_owner_until_it_ends(tmp_path: Path) -> Non
         assert await tokens_of(broker) == []
 
 
-async def test_a_token_that_somebody_else_has_made_is_known_and_what_becomes_of_it(tmp_path: Path) -> None:
+async def test_tokens_of_another_broker_are_followed(tmp_path: Path) -> None:
     """The other one shares the store and the key: another broker, or this one before a restart."""
     ann = Principal("User", "ann")
 
@@ -317,7 +317,7 @@ async def test_a_token_that_somebody_else_has_made_is_known_and_what_becomes_of_
         following.cancel()
 
 
-async def test_what_others_do_to_a_token_at_the_same_moment_is_not_lost(tmp_path: Path) -> None:
+async def test_concurrent_token_changes_are_all_kept(tmp_path: Path) -> None:
     ann = Principal("User", "ann")
     store = EmbeddedStore(tmp_path / "store")
     each = [DelegationTokens(store, "k", lambda: 7 * DAY_MS, lambda: DAY_MS) for _ in range(2)]
@@ -362,7 +362,7 @@ def attempt(
     return identity.name, identity.by_token, identity.expires_ms
 
 
-async def test_a_token_makes_no_tokens_and_nobody_in_particular_does(tmp_path: Path) -> None:
+async def test_tokens_and_anonymous_clients_cannot_create_tokens(tmp_path: Path) -> None:
     async with direct_broker(tmp_path, TOKENS) as broker:
         log_in(broker, "ann")
         made = await create(broker)
@@ -420,7 +420,7 @@ async def test_tokens_that_have_ended_are_refused_and_removed(tmp_path: Path) ->
         assert await broker.context.store.children("/security/tokens") == []
 
 
-async def test_a_token_that_has_ended_lets_nobody_in(tmp_path: Path) -> None:
+async def test_an_expired_token_is_refused(tmp_path: Path) -> None:
     """The rule holds also before it is removed."""
     async with direct_broker(tmp_path, TOKENS) as broker:
         log_in(broker, "ann")

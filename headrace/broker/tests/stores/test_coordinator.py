@@ -217,7 +217,7 @@ async def test_a_change_counts_when_it_can_be_read(tmp_path: Path) -> None:
         assert other.changes != before
 
 
-async def test_what_fails_in_the_coordinator_has_an_unknown_outcome(
+async def test_a_failure_in_the_coordinator_has_an_unknown_outcome(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken(EmbeddedStore):

@@ -231,7 +231,7 @@ async def test_a_change_that_cannot_be_made_is_to_be_repeated(
 
 @pytest.mark.parametrize("carries_out", [True, False])
 @pytest.mark.parametrize("change", CHANGES)
-async def test_of_a_change_that_may_have_been_made_that_is_said(
+async def test_a_change_with_an_unknown_outcome_times_out(
     tmp_path: Path, change: str, carries_out: bool
 ) -> None:
     """REQUEST_TIMED_OUT: no client takes it for a refusal. The outcome is known when the store is back."""
@@ -272,7 +272,7 @@ async def test_producers_and_consumers_are_told_to_ask_again(
 @pytest.mark.parametrize(
     "name", ["CreateTopics", "DeleteTopics", "CreatePartitions", "IncrementalAlterConfigs of a topic"]
 )
-async def test_what_cannot_be_read_before_a_change_is_said_of_each_that_was_named(
+async def test_a_store_that_cannot_be_read_fails_each_named_change(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with direct_broker(tmp_path / "data", CONFIG) as broker:

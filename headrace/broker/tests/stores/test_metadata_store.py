@@ -74,7 +74,7 @@ async def test_each_partition_has_its_own_epoch_which_is_stored_before_it_is_use
         assert broker.context.replicas.partition("old", 0).log.epoch_end_offset(1) == (1, 1)
 
 
-async def test_who_the_broker_is_and_that_it_controls_stands_in_the_store_while_it_runs(tmp_path) -> None:
+async def test_a_running_broker_is_registered_and_is_the_controller(tmp_path) -> None:
     for start in (1, 2, 3):
         async with direct_broker(tmp_path) as broker:
             store = broker.context.store
@@ -296,7 +296,7 @@ async def test_partitions_are_led_and_given_up_as_the_image_says(tmp_path) -> No
         assert broker.context.replicas.partition("t", 1).log.epoch_end_offset(3) == (3, 2)
 
 
-async def test_who_fetches_with_the_epoch_before_is_told(tmp_path) -> None:
+async def test_a_fetch_with_the_previous_leader_epoch_is_fenced(tmp_path) -> None:
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t")
         broker.context.replicas.partition("t", 0).lead(2)
@@ -313,7 +313,7 @@ async def test_who_fetches_with_the_epoch_before_is_told(tmp_path) -> None:
 # -- membership --------------------------------------------------------------------------------------------
 
 
-async def test_of_two_brokers_one_controls_and_the_other_after_it_with_a_later_epoch() -> None:
+async def test_one_broker_is_the_controller_and_the_next_has_a_later_epoch() -> None:
     ensemble = SimulatedEnsemble(SystemClock())
     one, other = [await ensemble.connect() for _ in range(2)]
     claims = await asyncio.gather(*(become_controller(store, 1, wait_seconds=0) for store in (one, other)))

@@ -89,7 +89,7 @@ operations = st.one_of(
 
 @settings(max_examples=60, deadline=None)
 @given(transactions=st.lists(st.lists(operations, min_size=1, max_size=4), max_size=12))
-def test_the_store_does_what_the_model_does(transactions, tmp_path_factory) -> None:
+def test_the_store_equals_its_model(transactions, tmp_path_factory) -> None:
     path = tmp_path_factory.mktemp("store") / "meta.db"
     model = Model()
 
@@ -144,7 +144,7 @@ asyncio.run(main())
 """
 
 
-def test_what_was_acknowledged_survives_a_kill_and_transactions_are_whole(tmp_path) -> None:
+def test_acknowledged_transactions_survive_a_kill_whole(tmp_path) -> None:
     path = tmp_path / "meta.db"
     process = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -204,7 +204,7 @@ def test_sequences_count_for_each_parent(tmp_path) -> None:
     in_store(test, tmp_path)
 
 
-def test_who_watches_a_node_is_told_of_children_however_deep_they_were_made(tmp_path) -> None:
+def test_watches_of_a_node_see_children_created_with_their_parents(tmp_path) -> None:
     async def test(store: EmbeddedStore) -> None:
         told: list[str] = []
         for path in ("/a", "/a/b", "/a/b/c", "/other"):
@@ -236,7 +236,7 @@ def test_an_operation_that_names_no_version_cannot_be_made(blind) -> None:
         blind()
 
 
-def test_a_change_is_made_on_what_somebody_else_has_written_meanwhile(tmp_path) -> None:
+def test_a_modification_applies_to_the_newest_value(tmp_path) -> None:
     async def test(store: EmbeddedStore) -> None:
         await asyncio.gather(
             *(modify(store, "/n", lambda old, name=name: (old or b"") + name) for name in (b"a", b"b", b"c"))
@@ -276,7 +276,7 @@ def test_several_nodes_are_changed_together_or_one_by_one_when_another_process_i
     in_store(test, tmp_path)
 
 
-def test_who_was_overtaken_writes_nothing_and_reads_what_is_there(tmp_path) -> None:
+def test_an_overtaken_writer_is_refused_and_reads_again(tmp_path) -> None:
     async def test(store: EmbeddedStore) -> None:
         one, other = OwnedNodes(store, "/owned"), OwnedNodes(store, "/owned")
         await one.write("n", b"1")

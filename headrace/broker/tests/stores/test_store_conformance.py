@@ -44,7 +44,7 @@ class TestEmbedded(StoreConformance):
         finally:
             await store.close()
 
-    def test_its_lease_has_no_end(self) -> None:
+    def test_the_lease_of_the_embedded_store_has_no_end(self) -> None:
         assert EmbeddedStore(self.path).lease_end() == math.inf
 
     @pytest.mark.parametrize("clean", [True, False])
@@ -199,7 +199,7 @@ class TestZooKeeper(SharedStoreConformance):
         assert path.split("/")[2] not in await above.children("/")
         await above.close()
 
-    async def test_nobody_at_the_address_is_told(self) -> None:
+    async def test_an_address_without_zookeeper_is_named(self) -> None:
         store = ZooKeeperStore("127.0.0.1:1", clock=CLOCK, connect_timeout_ms=300)
         with pytest.raises(StoreUnavailableError, match=r"no ZooKeeper server answered at 127.0.0.1:1"):
             await store.open()

@@ -124,7 +124,7 @@ def test_an_answer_that_tls_has_decrypted_already_is_not_left_behind(tmp_path: P
 
 
 @pytest.mark.parametrize("chroot", ["", "/own"])
-async def test_who_is_connected_and_refused_before_anybody_looks_is_told_why(
+async def test_a_refusal_directly_after_connecting_names_the_user(
     monkeypatch: pytest.MonkeyPatch, chroot: str
 ) -> None:
     def come_and_go(client: KazooClient) -> None:
@@ -142,7 +142,7 @@ async def test_who_is_connected_and_refused_before_anybody_looks_is_told_why(
 
 
 @pytest.mark.parametrize("chroot", ["", "/own"])
-async def test_who_is_refused_with_its_first_request_is_told_why(
+async def test_a_refusal_of_the_first_request_names_the_user(
     monkeypatch: pytest.MonkeyPatch, chroot: str
 ) -> None:
     def come(client: KazooClient) -> None:
@@ -174,7 +174,7 @@ async def test_who_is_refused_with_its_first_request_is_told_why(
 @pytest.mark.xdist_group("secured-zookeeper")
 class TestSecured:
     @pytest.mark.parametrize("keystore", ["PKCS12", "PEM"])
-    async def test_the_store_is_what_it_is_in_the_clear(self, secured: Secured, keystore: str) -> None:
+    async def test_the_store_works_the_same_over_tls(self, secured: Secured, keystore: str) -> None:
         by_pem: dict[str, str | None] = {
             "zookeeper_ssl_keystore_location": str(secured.folder / "broker.pem"),
             "zookeeper_ssl_keystore_password": None,
@@ -197,7 +197,7 @@ class TestSecured:
             assert await other.children(root) == ["here"]
             assert other.lease_end() > SystemClock().monotonic()
 
-    async def test_its_nodes_are_its_users_alone(self, secured: Secured) -> None:
+    async def test_zookeeper_nodes_are_readable_by_their_user_alone(self, secured: Secured) -> None:
         async with secured.store() as store:
             await store.transact([CreateNode("/secret", b"x")])
 
@@ -224,7 +224,7 @@ class TestSecured:
             ):
                 pass
 
-    async def test_what_is_not_kept_to_itself_is_everybodys(self, secured: Secured) -> None:
+    async def test_zookeeper_nodes_without_acl_are_readable_by_all(self, secured: Secured) -> None:
         async with secured.store(
             zookeeper_set_acl="false", zookeeper_connect=self.at(secured, "/open")
         ) as store:
@@ -276,7 +276,7 @@ class TestSecured:
         ],
         ids=["password", "authority", "address", "certificate", "port"],
     )
-    async def test_who_is_not_let_in_is_told_why(
+    async def test_a_refused_zookeeper_login_names_the_reason(
         self, secured: Secured, change: Callable[[Secured], dict[str, str | None]], complaint: str
     ) -> None:
         with pytest.raises(ConfigError, match=complaint) as refused:
@@ -397,7 +397,7 @@ def test_a_file_of_jaas_that_cannot_be_used_is_refused(
     assert "s3cret" not in str(refused.value)
 
 
-def test_what_is_kept_to_a_user_needs_one(tmp_path: Path) -> None:
+def test_zookeeper_acls_need_a_user(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"zookeeper\.set\.acl=true needs a user"):
         access_of(BrokerConfig({"zookeeper.set.acl": "true"}))
     own = jaas(tmp_path / "jaas.conf", section="Mine")

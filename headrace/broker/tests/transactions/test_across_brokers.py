@@ -87,7 +87,7 @@ async def written(client: Client, value: bytes, group: str, offset: int) -> None
 
 
 @pytest.mark.parametrize("version", [TV1, TV2])
-async def test_all_of_it_is_there_or_nothing_whoever_leads_and_coordinates(
+async def test_transactions_over_brokers_are_atomic_with_any_coordinator(
     tmp_path: Path, version: int
 ) -> None:
     async with direct_cluster(tmp_path, 3, config=CONFIG) as cluster:
@@ -111,7 +111,7 @@ async def test_all_of_it_is_there_or_nothing_whoever_leads_and_coordinates(
 
 
 @pytest.mark.parametrize("version", [TV1, TV2])
-async def test_who_leads_a_partition_asks_the_coordinator_whether_a_write_is_part_of_it(
+async def test_a_leader_verifies_transactional_writes_with_the_coordinator(
     tmp_path: Path, version: int
 ) -> None:
     async with direct_cluster(tmp_path, 3, config=CONFIG) as cluster:
@@ -178,7 +178,7 @@ async def test_a_coordinator_that_is_started_again_ends_what_was_decided(tmp_pat
                 await asyncio.sleep(0.05)
 
 
-async def test_what_a_coordinator_said_does_not_hold_when_a_marker_was_written_since(
+async def test_a_verification_before_a_marker_does_not_count_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with direct_cluster(tmp_path, 2, config=CONFIG) as cluster:

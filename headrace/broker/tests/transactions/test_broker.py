@@ -303,7 +303,7 @@ async def test_e4_version_2_nothing_that_arrives_late_touches_the_next_transacti
 
 @pytest.mark.parametrize("what", ["group", "partition", "topic"])
 @pytest.mark.parametrize("restarts", [False, True])
-async def test_t6_what_is_deleted_no_open_transaction_brings_back(tmp_path, what, restarts):
+async def test_t6_an_open_transaction_does_not_restore_deleted_offsets(tmp_path, what, restarts):
     async with direct_broker(tmp_path) as broker:
         for name in ("a", "b"):
             await broker.create_topic(name, 2)

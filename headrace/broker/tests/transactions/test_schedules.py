@@ -70,7 +70,7 @@ def play(seed: int, version: int, steps: int = 60) -> tuple[TransactionWorld, Hi
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_c6_transactions_are_whole_whatever_happens(version):
+def test_c6_transactions_are_atomic_under_random_schedules(version):
     outcomes = {True: 0, False: 0, None: 0}
     for seed in range(FIRST_SEED, FIRST_SEED + SCHEDULES):
         try:

@@ -79,7 +79,7 @@ def test_t1_a_new_owner_aborts_the_open_transaction_and_comes_again(world):
     assert write(world, old, sequence=1) is ErrorCode.PRODUCER_FENCED
 
 
-def test_t1_who_names_an_older_epoch_is_fenced(world):
+def test_t1_an_older_epoch_is_fenced(world):
     begin(world)
     producer = begin(world)
     assert world.init("tx", expected=(1, 0)).error is ErrorCode.PRODUCER_FENCED
@@ -124,7 +124,7 @@ def test_nothing_is_decided_while_a_record_is_on_its_way_to_the_journal(world):
     assert world.init("new").error is ErrorCode.CONCURRENT_TRANSACTIONS
 
 
-def test_what_could_not_be_stored_has_not_happened(world):
+def test_a_change_that_cannot_be_stored_has_no_effect(world):
     producer = begin(world, A)
     world.end("tx", producer, True, 1)
     world.append_error = ErrorCode.COORDINATOR_NOT_AVAILABLE
@@ -260,7 +260,7 @@ def test_version_2_an_end_raises_the_epoch_and_its_retry_says_the_same(world):
     assert world.end("tx", producer, True, 2).error is ErrorCode.PRODUCER_FENCED, "E4: a late end"
 
 
-def test_version_2_may_abort_what_has_not_begun_but_not_commit_it(world):
+def test_version_2_may_abort_but_not_commit_an_unstarted_transaction(world):
     producer = begin(world)
     assert world.end("tx", producer, True, 2).error is ErrorCode.INVALID_TXN_STATE
     assert world.end("tx", producer, False, 2).producer_epoch == 1

@@ -57,13 +57,13 @@ def run(folder: Path, keeps: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_without_a_place_numba_gives_up(tmp_path: Path) -> None:
+def test_without_a_cache_folder_numba_raises(tmp_path: Path) -> None:
     answer = run(tmp_path, "nothing")
     assert answer.returncode == 1
     assert "no locator available" in answer.stderr
 
 
-def test_a_folder_of_their_own_has_what_was_compiled_before(tmp_path: Path) -> None:
+def test_a_configured_folder_keeps_compiled_kernels(tmp_path: Path) -> None:
     answer = run(tmp_path, "given")
     assert answer.returncode == 0, answer.stderr
     folder = tmp_path / "kernels"
@@ -76,7 +76,7 @@ def test_a_folder_of_their_own_has_what_was_compiled_before(tmp_path: Path) -> N
     assert {path.name for path in copied.iterdir()} >= compiled
 
 
-def test_without_a_temporary_folder_they_are_in_memory(tmp_path: Path) -> None:
+def test_without_a_temporary_folder_kernels_are_kept_in_memory(tmp_path: Path) -> None:
     """The case of a container with a read-only root and no tmpfs at /tmp."""
     answer = run(tmp_path, "memory")
     assert answer.returncode == 0, answer.stderr
@@ -84,7 +84,7 @@ def test_without_a_temporary_folder_they_are_in_memory(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir()), "it goes with the process"
 
 
-def test_another_user_of_an_image_has_what_was_compiled_in_it(
+def test_another_user_of_an_image_has_its_compiled_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image = tmp_path / "image"
@@ -98,7 +98,7 @@ def test_another_user_of_an_image_has_what_was_compiled_in_it(
     assert (tmp_path / "data" / "kernels" / "records_0" / "gather.nbi").read_bytes() == b"compiled"
 
 
-def test_without_a_folder_they_go_with_the_process(tmp_path: Path) -> None:
+def test_without_any_folder_kernels_last_as_long_as_the_process(tmp_path: Path) -> None:
     answer = run(tmp_path, "none")
     assert answer.returncode == 0, answer.stderr
     assert list(tmp_path.iterdir()) == []

@@ -76,12 +76,12 @@ def test_honest_batches_pass_and_tell_their_largest_timestamp(way, codec):
         (build_batch([Record(b"k", b"v")] * 2, offset_deltas=np.array([1, 2], np.int32)), "record 0"),
     ],
 )
-def test_what_lies_is_refused_and_the_record_is_named(way, batch, reason):
+def test_a_batch_with_false_counts_is_refused_with_the_record(way, batch, reason):
     with pytest.raises(DecodeError, match=reason):
         checked(batch)
 
 
-def test_fuzz_what_passes_can_be_decoded_and_both_ways_say_the_same(monkeypatch):
+def test_fuzz_accepted_batches_decode_and_both_checks_agree(monkeypatch):
     seed = random.randrange(1 << 32)
     print("seed", seed)
     rng = random.Random(seed)
@@ -108,7 +108,7 @@ def test_fuzz_what_passes_can_be_decoded_and_both_ways_say_the_same(monkeypatch)
 
 
 @pytest.mark.parametrize("codec", list(Compression)[1:])
-def test_what_decompresses_to_more_is_refused_before_its_memory_is_paid(way, codec):
+def test_a_decompression_bomb_is_refused_before_memory_is_allocated(way, codec):
     batch = with_payload(
         build_batch([Record(None, b"v")], compression=codec), bytes(compress(codec, bytes(64 * MIB)))
     )
@@ -129,7 +129,7 @@ def test_columns_count_like_decompressed_bytes():
 
 
 @pytest.mark.parametrize("codec", list(Compression)[1:])
-def test_what_is_done_at_once_is_bounded_by_decompressed_bytes(way, codec, monkeypatch):
+def test_decompression_on_the_event_loop_is_bounded_in_bytes(way, codec, monkeypatch):
     allowed = []
 
     def decompress(codec, data, *, max_bytes):
@@ -160,7 +160,7 @@ def test_records_and_headers_are_what_an_uncompressed_batch_costs(way):
         checked(batch)
 
 
-def test_without_the_kernel_many_records_are_a_threads(monkeypatch):
+def test_without_the_kernel_many_records_are_left_to_a_thread(monkeypatch):
     monkeypatch.setattr(check, "_kernel", None)
     monkeypatch.setattr(check, "_columns_loaded", False)
     batch = build_batch([Record(None, b"v")] * 17)
@@ -221,7 +221,7 @@ print(check_batch(read_header(batch), batch, bytes_max=1000, effort=Effort()), "
     assert told.split() == ["1700000000123", "False"]
 
 
-def test_who_was_warmed_up_waits_for_no_kernel(monkeypatch):
+def test_warming_up_loads_the_kernel(monkeypatch):
     monkeypatch.setattr(check, "_kernel", None)
     check.warm()
     assert check.is_loaded()

@@ -36,7 +36,7 @@ def test_t3_a_marker_is_spelled_as_kafka_spells_it():
 
 
 @given(st.booleans(), st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), st.integers(0, 2**15 - 1))
-def test_what_is_built_is_read_back(commit, coordinator_epoch, producer_id, epoch):
+def test_an_end_marker_round_trips(commit, coordinator_epoch, producer_id, epoch):
     batch = marker(
         producer_id=producer_id, producer_epoch=epoch, commit=commit, coordinator_epoch=coordinator_epoch
     )

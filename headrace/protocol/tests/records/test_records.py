@@ -44,7 +44,7 @@ relaxed = settings(deadline=None, max_examples=60, suppress_health_check=[Health
 
 @relaxed
 @given(records, st.sampled_from(CODECS), st.integers(0, 1 << 50))
-def test_what_is_encoded_is_decoded(originals, codec, base_offset):
+def test_encoded_records_are_decoded_unchanged(originals, codec, base_offset):
     data = build_batch(originals, compression=codec, base_offset=base_offset)
     columns = decode_records(data + b"next batch")
     assert verify_crc(data)
@@ -131,7 +131,7 @@ def test_snappy_is_read_raw_and_in_java_framing():
 
 
 @pytest.mark.parametrize("size", [0x7FFFFFFF, 0x7FFFFF00, 0xFFFFFFFF, 0x80000000, 0])
-def test_cve_2023_34455_no_room_is_made_for_what_a_block_of_snappy_only_announces(size):
+def test_cve_2023_34455_an_announced_snappy_length_allocates_nothing(size):
     """The length of a block in Java's framing, and that of the data in the block itself."""
     header = bytes(compress(Compression.SNAPPY, b"x"))[:16]
     announced = bytes((size >> shift & 0x7F) | 0x80 for shift in (0, 7, 14, 21)) + bytes([size >> 28])

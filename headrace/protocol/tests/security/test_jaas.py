@@ -29,7 +29,7 @@ PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
         ),
     ],
 )
-def test_what_is_read(text: str, options: dict[str, str]) -> None:
+def test_a_login_module_and_its_options_are_parsed(text: str, options: dict[str, str]) -> None:
     entry = parse_jaas(text)
     assert (entry.module, entry.module_name, entry.options) == (PLAIN, "PlainLoginModule", options)
 
@@ -48,7 +48,7 @@ def test_what_is_read(text: str, options: dict[str, str]) -> None:
         (f"{PLAIN} required a=hunter2!;", "quotation"),
     ],
 )
-def test_what_is_wrong_is_said_and_no_value_shown(text: str, words: str) -> None:
+def test_a_malformed_entry_is_refused_without_showing_values(text: str, words: str) -> None:
     with pytest.raises(JaasError, match=words) as refused:
         parse_jaas(text)
     assert "hunter2" not in str(refused.value)

@@ -28,7 +28,7 @@ def test_a_key_is_read_with_its_certificate() -> None:
     assert KEY_PASSWORD not in repr(entry)
 
 
-def test_what_is_trusted_is_read_with_the_password_and_without() -> None:
+def test_trusted_certificates_are_read_with_and_without_the_password() -> None:
     (own,) = read_jks(KEYSTORE, STORE_PASSWORD)
     for password in (STORE_PASSWORD, None):
         (entry,) = read_jks(TRUSTSTORE, password)

@@ -132,7 +132,7 @@ def test_a_produce_request_is_not_copied():
         (JoinGroupRequest(protocols=[JoinGroupRequestProtocol(metadata=None)]), 0, r"metadata is None"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_encoded_is_named(message, version, words):
+def test_an_unencodable_value_is_named(message, version, words):
     with pytest.raises(EncodeError, match=words):
         message.encode(version)
     with pytest.raises(EncodeError, match=words):

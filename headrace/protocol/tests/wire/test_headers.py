@@ -105,7 +105,7 @@ def test_header_that_does_not_fit():
         encode_request_header(RequestHeader(40000, 0, 0, None), 1)
 
 
-def test_which_header_stands_before_which_message():
+def test_header_versions_follow_from_message_versions():
     assert [FetchRequest.header_version(version) for version in (4, 11, 12, 17)] == [1, 1, 2, 2]
     assert [FetchResponse.header_version(version) for version in (4, 11, 12, 17)] == [0, 0, 1, 1]
     assert [ApiVersionsRequest.header_version(version) for version in (0, 2, 3, 4)] == [1, 1, 2, 2]

@@ -47,7 +47,7 @@ def commit(topics: int, partitions: int) -> OffsetCommitRequest:
 
 
 @pytest.mark.parametrize(("topics", "partitions"), [(1, 10_000), (10_000, 1), (100, 100)])
-def test_it_rests_in_every_array(topics, partitions):
+def test_slices_end_within_every_array(topics, partitions):
     message = commit(topics, partitions)
     encoded = message.encode(8)
     parts, rests = finish(message.encode_in_slices(8, 1 << 30))

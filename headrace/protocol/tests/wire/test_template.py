@@ -79,7 +79,7 @@ def test_a_frame_with_any_byte_changed_is_decoded_alike_or_left_alone(version, r
 
 
 @pytest.mark.parametrize("version", [8, 9, 12])
-def test_what_is_not_of_the_form_makes_no_template(version) -> None:
+def test_a_request_of_another_shape_makes_no_template(version) -> None:
     two = request(version, b"x")
     two.topic_data.append(request(version, b"y").topic_data[0])
     assert template_of(framed(two, version, 1), version) is None
