@@ -11,7 +11,7 @@ from headrace.tablelayer import client
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_the_door_has_everything_of_the_client():
+def test_the_package_exports_everything_of_the_client():
     assert set(headrace.__all__) - {"spark"} == set(client.__all__)
     for name in client.__all__:
         assert getattr(headrace, name) is getattr(client, name)
@@ -44,7 +44,7 @@ def test_the_import_brings_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
-def test_the_door_shows_its_names_and_errors_of_statements_are_among_them():
+def test_the_package_lists_its_names_with_errors_of_statements():
     shown = [name for name in dir(headrace) if not name.startswith("_")]
     assert set(shown) == set(headrace.__all__)
     assert issubclass(headrace.SqlError, headrace.ClientError)

@@ -246,7 +246,7 @@ def test_a_server_with_few_files_left(used, is_warned):
     assert [each.what for each in found] == ["broker 0 has 80001 of 100000 files open"] * is_warned
 
 
-def test_the_doctor_on_what_is_wrong_with_a_machine(monkeypatch, tmp_path):
+def test_the_doctor_reports_problems_of_a_machine(monkeypatch, tmp_path):
     def only(findings):
         (found,) = findings
         return found

@@ -105,7 +105,7 @@ def compare(address: str, clicks: Records, fruit: Records) -> int:
         return upserts
 
 
-def test_what_there_was_up_to_the_cut_is_there_after_a_kill(serve, tmp_path: Path) -> None:
+def test_a_backup_has_all_records_up_to_its_cut_after_a_kill(serve, tmp_path: Path) -> None:
     target, data = tmp_path / "backups", tmp_path / "data"
     served = serve("--listen", "127.0.0.1:0", "--data", str(data), *SETTINGS)
     with connect(served.address) as connection:
@@ -148,7 +148,7 @@ def test_what_there_was_up_to_the_cut_is_there_after_a_kill(serve, tmp_path: Pat
     assert (code, err) == (0, "")
 
 
-def test_a_second_backup_writes_what_is_new_and_old_ones_go(serve, tmp_path: Path) -> None:
+def test_a_second_backup_writes_only_new_files_and_old_backups_are_removed(serve, tmp_path: Path) -> None:
     target = tmp_path / "backups"
     served = serve("--listen", "127.0.0.1:0", "--data", str(tmp_path / "data"), *SETTINGS)
     files = LocalFiles(target)

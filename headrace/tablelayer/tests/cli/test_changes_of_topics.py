@@ -91,7 +91,7 @@ def test_lines_of_a_file_and_of_standard_input(headrace, connection, topic, tmp_
     assert (values["a"], values["b"], values["c"]) == ("1", "2:3", "")
 
 
-def test_what_tail_writes_produce_reads(headrace, connection, topic):
+def test_produce_reads_the_output_of_tail(headrace, connection, topic):
     connection.kafka.produce(
         topic, [OutgoingRecord(b"v", b"k", [("h", b"1"), ("h", None)]), OutgoingRecord(None, b"gone")]
     )
@@ -127,7 +127,7 @@ def test_a_copy_has_equal_bytes(headrace, connection, topic):
     connection.kafka.delete_topic(copy)
 
 
-def test_csv_says_what_is_base64_and_what_is_null(headrace, connection, topic):
+def test_csv_marks_base64_and_null_values(headrace, connection, topic):
     now = int(time.time() * 1000)
     connection.kafka.produce(topic, [OutgoingRecord(b"\xff", b"", [("h", b"\xfe")], now, 0)])
     connection.kafka.produce(topic, [OutgoingRecord(None, b"k", (), now, 0)])
@@ -209,12 +209,12 @@ def test_a_retry_after_a_lost_answer_writes_once(connection, topic, monkeypatch)
         (("-v", "x", "-H", "x"), None, "--header 'x' is not of the form name=value"),
     ],
 )
-def test_what_cannot_be_produced(headrace, connection, topic, words, typed, said):
+def test_malformed_input_of_produce_is_refused(headrace, connection, topic, words, typed, said):
     refused(headrace("topics", "produce", topic, *words, input=typed), said)
     assert sum(connection.kafka.offsets(topic).values()) == 0
 
 
-def test_produce_to_nowhere(headrace):
+def test_produce_to_a_missing_topic_is_refused(headrace):
     refused(headrace("topics", "produce", "nowhere", "-v", "x"), "there is no topic nowhere")
 
 
@@ -309,7 +309,7 @@ def test_a_group_goes_on_elsewhere(headrace, connection, topic, group, words, af
     assert positions(connection, group) == after
 
 
-def test_what_cannot_be_reset(headrace, connection, topic, group):
+def test_impossible_resets_of_a_group_are_refused(headrace, connection, topic, group):
     reset = ("groups", "reset", group, "--yes")
     refused(headrace(*reset), "--to PLACE or --by RECORDS")
     refused(headrace(*reset, "--to", "1", "--by", "1"), "--to PLACE or --by RECORDS")

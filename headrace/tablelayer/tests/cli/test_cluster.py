@@ -57,7 +57,7 @@ def test_replicas_need_brokers_and_topics_that_are_there(headrace, server) -> No
     assert headrace("cluster", "replicate", "1").stdout == "nothing has to be moved\n"
 
 
-def test_adoption_says_what_it_needs_before_it_changes_anything(headrace, tmp_path: Path) -> None:
+def test_adoption_names_missing_options_before_it_changes_anything(headrace, tmp_path: Path) -> None:
     nowhere = headrace("cluster", "adopt", "--data", str(tmp_path / "data"))
     assert (nowhere.exit_code, nowhere.stderr) == (
         1,

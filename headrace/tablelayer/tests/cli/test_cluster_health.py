@@ -35,7 +35,7 @@ def commands(cluster: DirectCluster) -> Callable[..., Result]:
     return lambda *words: CliRunner().invoke(app, [*words, "--server", address])
 
 
-async def test_a_missing_broker_is_named_and_what_is_left_is_shown(tmp_path: Path) -> None:
+async def test_a_missing_broker_is_named_and_the_others_are_shown(tmp_path: Path) -> None:
     async with direct_cluster(tmp_path, 3, extensions) as cluster:
         await create(cluster.brokers[1], replicas=1, partitions=3)
         run = commands(cluster)

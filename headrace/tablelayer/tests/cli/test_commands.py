@@ -164,7 +164,7 @@ def test_topics_are_created_listed_described_tailed_and_deleted(headrace):
     assert "there is no topic clicks" in gone.stderr
 
 
-def test_the_kafka_face_of_a_table_is_a_topic(headrace, fruit):
+def test_the_kafka_view_of_a_table_is_a_topic(headrace, fruit):
     records = [
         json.loads(line)
         for line in headrace("topics", "tail", "default.fruit", "-o", "json").stdout.splitlines()
@@ -291,7 +291,7 @@ def test_names_that_are_nearly_right(headrace, fruit, words, meant):
     assert hints == ([] if meant is None else [f"did you mean {meant}?"])
 
 
-def test_nobody_to_talk_to():
+def test_an_unreachable_server_is_named_with_a_remedy():
     from typer.testing import CliRunner
 
     from headrace.tablelayer.cli.main import app
@@ -316,7 +316,7 @@ def test_every_module_with_kernels_is_warmed_up(headrace):
     assert headrace("warm-up").exit_code == 0
 
 
-def test_what_every_table_needs_is_warmed_up_before_formats():
+def test_kernels_of_all_tables_are_warmed_up_before_formats():
     """A server that is killed again and again while it compiles has the kernels of lookups each time it is back."""
     from headrace.tablelayer.cli.warm import KERNEL_MODULES
 
@@ -329,7 +329,7 @@ def test_what_every_table_needs_is_warmed_up_before_formats():
     assert list(KERNEL_MODULES[-len(formats) :]) == formats
 
 
-def test_who_needs_kernels_while_others_are_warmed_up_has_them_next(monkeypatch):
+def test_a_request_gets_its_kernel_before_the_next_warm_up(monkeypatch):
     from numba.core.compiler_lock import global_compiler_lock
     from numba.core.event import Listener, install_listener
 

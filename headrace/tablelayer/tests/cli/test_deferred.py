@@ -40,7 +40,7 @@ def test_the_tree_is_the_one_that_is_made_at_once() -> None:
         (("--help",), ["one", "other", "more"], "\n  other"),
     ],
 )
-def test_only_what_is_typed_is_made(
+def test_only_the_typed_command_is_built(
     words: tuple[str, ...], made: list[str], shown: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     app, more, finished = typer.Typer(rich_markup_mode=None), typer.Typer(), list[str]()

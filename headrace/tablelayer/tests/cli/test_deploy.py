@@ -102,7 +102,7 @@ def options_of(command: str) -> set[str]:
     return set(re.findall(r"--[a-z-]+", CliRunner().invoke(app, [command, "--help"]).stdout))
 
 
-def test_what_is_run_has_the_options_of_serve() -> None:
+def test_deployments_use_options_of_serve_that_exist() -> None:
     known = options_of("serve")
     unit = (DEPLOY / "systemd/headrace.service").read_text()
     command = re.search(r"^ExecStart=\S+ serve (.*)$", unit, re.M)
@@ -122,7 +122,7 @@ def resource(kind: str, name: str = "headrace", file: str = "headrace.yaml") -> 
 
 
 @pytest.mark.parametrize("file", ["headrace.yaml", "cluster.yaml"])
-def test_what_the_stateful_set_refers_to_is_there(file: str) -> None:
+def test_references_of_the_stateful_set_resolve(file: str) -> None:
     def resource_here(kind: str, name: str = "headrace") -> dict[str, Any]:
         return resource(kind, name, file)
 

@@ -43,7 +43,7 @@ def spawned(server: str, tmp_path: Path) -> Iterator[Callable[..., Any]]:
         child.close(force=True)
 
 
-def test_the_prompt_lives_on_and_what_is_typed_meanwhile_is_not_in_the_progress(
+def test_the_prompt_survives_an_interrupt_and_keeps_typed_text(
     spawned: Callable[..., Any],
 ) -> None:
     child = spawned()

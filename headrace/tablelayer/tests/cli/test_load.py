@@ -45,7 +45,7 @@ def test_a_file_becomes_a_table_and_the_next_one_is_written_into_it(headrace, da
     assert [(row["id"], row["name"]) for row in rows(headrace, table)] == [(1, "Ann"), (2, "Bob"), (3, "Eve")]
 
 
-def test_what_cannot_be_loaded_is_refused_and_changes_nothing(headrace, database, tmp_path):
+def test_an_impossible_load_is_refused_and_changes_nothing(headrace, database, tmp_path):
     file = tmp_path / "t.csv"
     file.write_text("id,name\n1,Ann\n")
     table = f"{database}.t"

@@ -51,7 +51,7 @@ def test_process_number_i_has_the_first_ones_id_and_ports_plus_i() -> None:
     assert plan(listen=("::1", 9092))[1].listen == "[::1]:9093"
 
 
-def test_every_listener_and_what_it_advertises_moves() -> None:
+def test_every_listener_and_its_advertised_address_get_the_next_port() -> None:
     told = "A://kafka.example:19092,B://10.0.0.1:0"
     planned = plan({"listeners": TWO.format(9192), "advertised.listeners": told, **MAP})
     assert planned[0].listen is None
@@ -81,7 +81,9 @@ def test_internal_topics_have_one_replica_unless_the_configuration_says_otherwis
         ({"listeners": TWO.format(9094), **MAP}, {}, "A and B would both have port 9094: .* 3 or more apart"),
     ],
 )
-def test_what_cannot_be_combined_is_refused(sets: dict[str, str], more: dict[str, object], said: str) -> None:
+def test_settings_that_contradict_processes_are_refused(
+    sets: dict[str, str], more: dict[str, object], said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         plan(sets, **more)  # type: ignore[arg-type]
 

@@ -209,7 +209,7 @@ class Load:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", [1, 2])
-def test_nothing_acknowledged_is_lost_whatever_is_killed_or_stopped(
+def test_no_acknowledged_record_is_lost_when_processes_are_killed_or_stopped(
     serve: Callable[..., Served], tmp_path: Path, seed: int
 ) -> None:
     chance, port = random.Random(seed), free_ports(3)

@@ -31,7 +31,7 @@ _numbers = itertools.count()
         ("-- nothing", True), ("SELECT 1; SELECT", False), ("SELECT 1; SELECT 2;", True), ("SELECT `a;b`;", True),
     ],
 )  # fmt: skip
-def test_where_a_statement_ends(text, complete):
+def test_the_end_of_a_statement_is_recognized(text, complete):
     assert is_complete(text) is complete
 
 
@@ -163,7 +163,7 @@ def test_the_history_keeps_statements_and_no_passwords(typed, tmp_path):
     assert oct((tmp_path / "history").stat().st_mode)[-3:] == "600"
 
 
-def test_in_a_terminal(server, shop, tmp_path):
+def test_the_prompt_works_in_a_terminal(server, shop, tmp_path):
     _, database = shop
     child = pexpect.spawn(
         sys.executable, ["-m", "headrace.tablelayer.cli.main", "sql", "-s", server, "-d", database],

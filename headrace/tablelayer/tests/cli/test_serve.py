@@ -125,7 +125,7 @@ def test_a_missing_option_is_a_usage_error():
     assert "--data" in done.stderr
 
 
-def test_a_killed_server_keeps_what_was_acknowledged_and_clients_go_on(serve, tmp_path, eventually):
+def test_a_killed_server_keeps_acknowledged_records_and_clients_reconnect(serve, tmp_path, eventually):
     """A writer that never notices: every row exactly once, although the server dies by `kill -9` under it."""
     words = ("--listen", f"127.0.0.1:{free_port()}", "--data", str(tmp_path / "data"))
     served = serve(*words)

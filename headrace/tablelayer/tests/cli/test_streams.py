@@ -66,12 +66,12 @@ def test_a_closed_output_is_said_once(run, words):
     assert one_line(run(*words, shell=">&-")) == "the output cannot be written: Bad file descriptor"
 
 
-def test_nobody_who_reads_is_no_mistake(run):
+def test_a_pipe_without_a_reader_is_not_an_error(run):
     done = run("configs", "describe", "broker", "0", "--all", shell="| true")
     assert done.stderr == b""
 
 
-def test_who_stops_reading_in_the_middle_hears_nothing_of_it(run):
+def test_a_reader_that_stops_early_gets_no_error(run):
     done = run("sql", "-o", "csv", "-e", "SELECT range AS n FROM range(300000)", shell="| head -n 2")
     assert (done.stdout, done.stderr) == (b"n\n0\n", b"")
 
@@ -91,7 +91,7 @@ def test_a_pipe_gets_utf_8_whatever_the_locale(run, greek, output):
     assert "λόγος" in done.stdout.decode("utf-8")
 
 
-def test_bytes_that_are_no_text_are_said(run):
+def test_bytes_that_are_not_text_are_reported(run):
     done = run("topics", "describe", b"a\xff".decode("utf-8", "surrogateescape"), PYTHONUTF8="1")
     assert "not text in this locale" in one_line(done)
     typed = b"SELECT 'a\xff' AS x".decode("utf-8", "surrogateescape")
@@ -107,7 +107,7 @@ def test_bytes_that_are_no_text_are_said(run):
         *(pytest.param(each, marks=pytest.mark.soak) for each in ("", "host:port", "127.0.0.1:0")),
     ],
 )
-def test_an_address_that_is_none(run, address):
+def test_a_malformed_address_is_refused(run, address):
     assert "is not a server address: give host:port" in one_line(run("tables", "list", "-s", address))
     assert "is not a server address" in one_line(run("sql", "-e", "SHOW TABLES", "-s", address))
 

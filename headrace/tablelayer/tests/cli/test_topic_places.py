@@ -70,7 +70,7 @@ def shown(done: Result) -> list[tuple[int, int]]:
         (("--offset", "100"), []),
     ],
 )
-def test_records_are_shown_by_place_key_and_header(
+def test_records_are_shown_by_position_key_and_header(
     headrace: Run, topic: str, words: tuple[str, ...], expected: list[tuple[int, int]]
 ) -> None:
     assert shown(headrace("topics", "tail", topic, *words, "-o", "json")) == expected
@@ -89,7 +89,7 @@ def test_csv_has_one_header_and_contradictions_are_refused(headrace: Run, topic:
         assert (done.exit_code, said in done.stderr) == (1, True), done.output
 
 
-def test_records_before_a_place_are_deleted(headrace: Run, connection: Connection, topic: str) -> None:
+def test_records_before_a_position_are_deleted(headrace: Run, connection: Connection, topic: str) -> None:
     tried = headrace("topics", "delete-records", topic, "--before", "2024-09-19T12:04:00", "--dry-run")
     assert tried.stdout.endswith("8 offsets could be deleted\n")
     asked = headrace("topics", "delete-records", topic, "--before", "4", input="n\n")

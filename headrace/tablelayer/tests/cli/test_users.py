@@ -86,7 +86,7 @@ def test_the_first_user_is_made_before_the_server_starts_and_makes_the_others(
         ("SCRAM-SHA-256=[name=a,salt=hunter2]", "--add-scram takes"),
     ],
 )
-def test_what_format_does_not_take(headrace, tmp_path, text, words) -> None:
+def test_format_refuses_malformed_users(headrace, tmp_path, text, words) -> None:
     refused = headrace("format", "--data", str(tmp_path / "data"), "--add-scram", text, input="x\n")
     assert (refused.exit_code, words in refused.stderr) == (1, True), refused.output
     assert "hunter2" not in refused.output

@@ -99,7 +99,7 @@ def refused(code: int = ErrorCode.NOT_LEADER_OR_FOLLOWER) -> m.LookupResult:
     return m.LookupResult(bucket=0, error_code=int(code), error_message="too old")
 
 
-async def test_one_replica_is_asked_for_what_is_stale_by_so_much_at_most() -> None:
+async def test_a_bounded_stale_lookup_asks_one_replica() -> None:
     brokers = Brokers(lambda *_: found(120), lookup_max_staleness_ms=700)
     result = await brokers.look()
     rows_found, rows = result
@@ -107,7 +107,7 @@ async def test_one_replica_is_asked_for_what_is_stale_by_so_much_at_most() -> No
     assert (result.staleness_ms, brokers.asked) == (120, [(ONE, 700)])
 
 
-async def test_the_leader_is_asked_unless_it_is_said_otherwise_and_for_what_writes() -> None:
+async def test_the_leader_is_asked_by_default_and_for_writes() -> None:
     brokers = Brokers(lambda *_: found(), lookup_from="leader")
     await brokers.look()
     assert brokers.asked == [(LEADER, -1)]
@@ -118,7 +118,7 @@ async def test_the_leader_is_asked_unless_it_is_said_otherwise_and_for_what_writ
         ClientConfig(lookup_from="all")
 
 
-async def test_who_is_on_the_rack_is_asked_and_of_none_there_any() -> None:
+async def test_a_replica_on_the_clients_rack_is_asked_else_any() -> None:
     brokers = Brokers(lambda *_: found(), client_rack="rack-3")
     await brokers.look()
     assert brokers.whom == [OTHER]
@@ -145,7 +145,7 @@ async def test_when_a_replica_cannot_answer_the_leader_is_asked_at_once() -> Non
         assert brokers.whom == [ONE, LEADER, ONE, LEADER], "it may be able to by then"
 
 
-async def test_while_nobody_leads_the_replicas_answer() -> None:
+async def test_replicas_answer_while_there_is_no_leader() -> None:
     def lost(node: int, _: Any) -> m.LookupResult:
         if node == LEADER:
             raise ConnectionFailed("gone")
@@ -162,7 +162,7 @@ async def test_while_nobody_leads_the_replicas_answer() -> None:
     assert brokers.whom[5:] == [ONE, OTHER]
 
 
-async def test_who_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_replica_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket_requests, "_ONE_OF_SEVERAL_MS", 20)
 
     async def never() -> Any:
@@ -173,7 +173,7 @@ async def test_who_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyP
     assert brokers.whom == [ONE, LEADER]
 
 
-async def test_when_nobody_can_answer_all_are_asked_again_until_the_time_is_up() -> None:
+async def test_all_replicas_are_asked_again_until_the_timeout() -> None:
     times = 0
 
     def in_the_end(*_: Any) -> m.LookupResult:
@@ -189,7 +189,7 @@ async def test_when_nobody_can_answer_all_are_asked_again_until_the_time_is_up()
         await brokers.look()
 
 
-async def test_what_the_leader_says_for_good_is_said() -> None:
+async def test_a_permanent_error_of_the_leader_is_raised() -> None:
     brokers = Brokers(lambda *_: refused(TableErrorCode.INVALID_KEY))
     with pytest.raises(TableError, match="too old"):
         await brokers.look()

@@ -193,7 +193,7 @@ def test_cancelled_writes_are_written_once_or_not_at_all_and_leave_no_bytes_behi
     tools.run(test())
 
 
-def test_closing_ends_what_is_under_way(fake, impatient, tools):
+def test_closing_ends_pending_requests(fake, impatient, tools):
     """A connection that is closed, or whose maker is cancelled, leaves no task and no socket."""
 
     async def test():

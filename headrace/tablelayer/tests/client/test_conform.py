@@ -59,7 +59,7 @@ def test_python_values_come_out_as_they_went_in(data):
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_bare_keys_are_what_rows_of_them_would_be(data):
+def test_bare_keys_are_converted_like_rows(data):
     kind = data.draw(st.sampled_from(sorted(VALUES)))
     key = column("c", kind, nullable=False)
     values = data.draw(st.lists(VALUES[kind], min_size=1, max_size=4))
@@ -107,7 +107,7 @@ def test_columns_come_in_the_schemas_order_and_types():
         (7, "cannot take rows from a int", None, None),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(data, message, name, row):
+def test_values_that_do_not_fit_are_refused_with_column_and_row(data, message, name, row):
     with pytest.raises(DataError) as caught:
         conform(data, [column("a", "INT", False), column("b", "STRING")], table="db.t")
     assert message in str(caught.value)
@@ -194,7 +194,7 @@ def test_a_column_that_fits_is_not_copied():
     assert taken.column("a").chunk(0).buffers()[1].address == data.column("a").chunk(0).buffers()[1].address
 
 
-def test_nested_values_in_every_form_that_people_have():
+def test_nested_values_in_every_usual_form_are_accepted():
     kind = "ROW<a INT, b ARRAY<STRING>, m MAP<STRING, DECIMAL(5, 2)>>"
     expected = {"a": 1, "b": ["x", None], "m": [("k", decimal.Decimal("1.50"))]}
     forms = [
@@ -235,7 +235,7 @@ def test_nested_values_that_do_not_fit_are_refused_with_their_row(type_text, val
     assert caught.value.row == 1
 
 
-def test_what_is_inside_of_arrow_data_is_not_turned_into_something_else():
+def test_nested_arrow_values_are_not_converted():
     with pytest.raises(DataError, match=r"column 'c' is ARRAY<STRING>.*int64"):
         conform(pa.table({"c": [[1]]}), [column("c", "ARRAY<STRING>")], table="t")
     with pytest.raises(DataError, match="no field 'z'"):

@@ -136,7 +136,7 @@ def lane_of(count: int, in_flight: int) -> tuple[Lane, list[Batch]]:
     return lane, batches
 
 
-def test_nothing_new_leaves_before_what_is_in_flight_is_answered_after_a_failure():
+def test_after_a_failure_batches_in_flight_are_answered_before_new_ones():
     lane, (first, second, third) = lane_of(3, 3)
     assert [lane.sent(), lane.sent()] == [first, second]
     lane.failed(first, Verdict.AGAIN)
@@ -145,7 +145,7 @@ def test_nothing_new_leaves_before_what_is_in_flight_is_answered_after_a_failure
     assert [lane.sent(), lane.sent()] == [first, third]
 
 
-def test_what_goes_again_goes_in_its_old_order_under_its_old_sequence():
+def test_retried_batches_keep_their_order_and_sequence():
     lane, batches = lane_of(4, 3)
     sent = [lane.sent() for _ in range(3)]
     before = [(batch.identity, batch.sequence, bytes(batch.data)) for batch in sent]

@@ -20,7 +20,7 @@ def test_names_that_are_equal_on_both_sides_are_given_as_a_list(names):
 
 
 @given(st.dictionaries(NAMES, NAMES), NAMES)
-def test_pairs_and_single_names_are_what_they_say(pairs, name):
+def test_pairs_and_single_names_of_columns_are_accepted(pairs, name):
     assert pairs_of_names("on", pairs) == pairs_of_names("on", list(pairs.items())) == pairs
     assert pairs_of_names("on", name) == {name: name}
 
@@ -28,7 +28,7 @@ def test_pairs_and_single_names_are_what_they_say(pairs, name):
 @pytest.mark.parametrize(
     ("value", "said"), [([1], "1"), ({"a": 1}, "texts"), ([("a",)], "a pair of names"), (["a", "a"], "twice")]
 )
-def test_what_names_no_pairs_is_refused(value, said):
+def test_values_that_are_not_pairs_of_names_are_refused(value, said):
     with pytest.raises((TypeError, ValueError), match=said):
         pairs_of_names("on", value)
 
@@ -58,7 +58,7 @@ READS = {
 
 
 @pytest.mark.parametrize("call", READS.values(), ids=READS)
-def test_columns_are_no_text(table, call):
+def test_a_text_is_refused_as_a_list_of_columns(table, call):
     with pytest.raises(TypeError, match="give a list"):
         call(table)
     assert table.to_arrow().to_pylist() == [{"a": 1, "b": "x", "ab": "y"}]
@@ -74,7 +74,7 @@ def test_a_key_that_is_a_text_is_given_in_a_list(make_table):
     assert words.count() == 3
 
 
-def test_nor_are_other_lists(connection, table):
+def test_a_text_is_refused_where_a_list_is_expected(connection, table):
     for call in (
         lambda: connection.kafka.alter_configs(ConfigKind.TOPIC, "t", {}, "retention.ms"),
         lambda: connection.admin.alter_database("default", reset_properties="ab"),

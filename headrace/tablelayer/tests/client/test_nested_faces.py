@@ -81,7 +81,7 @@ def consumed(connection: Connection, path: str, schema: Schema, count: int) -> p
 
 @settings(max_examples=9, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
 @given(rows_and_schemas(), st.booleans(), st.sampled_from([write_by_arrow, write_by_dicts, write_by_kafka]))
-def test_r20_1_what_one_face_writes_every_other_one_reads(
+def test_r20_1_rows_written_in_one_way_are_read_in_all_others(
     connection: Connection,
     drawn: tuple[Schema, pa.RecordBatch],
     keyed: bool,

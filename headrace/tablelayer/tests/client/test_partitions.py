@@ -310,7 +310,7 @@ async def test_r18_3_an_endless_scan_sees_new_partitions_and_ends_dropped_ones(
         assert caught.value.code is TableErrorCode.TABLE_NOT_FOUND
 
 
-def test_what_is_by_bucket_needs_to_know_the_partition(new: Any) -> None:
+def test_operations_by_bucket_need_a_partition(new: Any) -> None:
     table = new(PK)
     for work in (
         lambda: table.offsets("latest"),
@@ -329,7 +329,7 @@ def test_what_is_by_bucket_needs_to_know_the_partition(new: Any) -> None:
     assert table.to_arrow().num_rows == 1, "what is not by bucket goes on"
 
 
-def test_a_partition_and_a_bucket_name_a_place(new: Any) -> None:
+def test_a_partition_and_a_bucket_name_a_bucket(new: Any) -> None:
     table = new(PK)
     table.upsert([{"dt": f"d{n % 2}", "id": n, "v": n} for n in range(40)])
     ends = table.partition_offsets("latest")

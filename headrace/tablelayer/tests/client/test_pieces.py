@@ -49,7 +49,7 @@ def test_slabs_have_all_rows_in_order_and_are_filled(seed):
     assert all(0 < slab.num_rows <= 100 for slab in cut)
 
 
-def test_what_nearly_fills_a_slab_is_not_copied():
+def test_chunks_that_nearly_fill_a_slab_are_not_copied():
     chunks = [pa.array(range(90)) for _ in range(3)]
     for chunk, slab in zip(chunks, pieces.slabs(pa.table({"n": pa.chunked_array(chunks)}), 100), strict=True):
         assert slab.column(0).buffers()[1].address == chunk.buffers()[1].address

@@ -62,7 +62,7 @@ def test_all_hold_and_lead_as_many_and_then_nothing_is_left_to_do(seed: int) -> 
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_who_is_drained_holds_nothing_and_the_others_share_it(seed: int) -> None:
+def test_a_drained_broker_holds_nothing_and_the_others_share_its_replicas(seed: int) -> None:
     rng = random.Random(seed)
     brokers = list(range(1, 6))
     before = scattered(rng, brokers, 40, rng.randrange(1, 4))
@@ -88,19 +88,19 @@ def test_a_plan_keeps_replicas_on_as_many_racks() -> None:
     assert {each.replicas[1] for each in gone} == {4, 5}
 
 
-def test_who_is_not_alive_keeps_what_it_has_when_others_are_balanced() -> None:
+def test_balancing_leaves_replicas_of_absent_brokers() -> None:
     before = [Placement("t", number, (1, 9)) for number in range(4)]
     assert balanced(before, {1: None, 2: None}) == []
     assert balanced([], {}) == []
 
 
-def test_without_enough_others_nobody_can_be_drained() -> None:
+def test_draining_needs_enough_other_brokers() -> None:
     with pytest.raises(PlacementError, match=r"t-0 has 2 replicas, and without broker 2 there are 1 brokers"):
         drained([Placement("t", 0, (1, 2))], {1: None, 2: None}, 2)
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_partitions_get_as_many_replicas_as_they_are_to_have_where_there_is_the_least(seed: int) -> None:
+def test_added_replicas_go_to_the_least_loaded_brokers(seed: int) -> None:
     rng = random.Random(seed)
     brokers = list(range(1, 6))
     before = [Placement("t", number, (1,)) for number in range(40)]
@@ -119,7 +119,7 @@ def test_partitions_get_as_many_replicas_as_they_are_to_have_where_there_is_the_
     }
 
 
-def test_replicas_come_to_other_racks_and_those_of_who_is_gone_go_first() -> None:
+def test_replicas_spread_over_racks_and_absent_brokers_lose_theirs_first() -> None:
     racks = {1: "a", 2: "a", 3: "b"}
     (more,) = replicated([Placement("t", 0, (1,))], racks, 2)
     assert more.replicas == (1, 3)

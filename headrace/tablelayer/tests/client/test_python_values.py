@@ -94,7 +94,7 @@ def test_a_value_is_the_same_whatever_stands_beside_it(type_text, values):
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(TYPES), st.lists(scalars, min_size=1, max_size=4))
-def test_what_comes_out_as_python_goes_in_again_as_it_was(type_text, values):
+def test_python_values_read_from_a_column_are_written_unchanged(type_text, values):
     fitting = [value for value in values if alone(value, type_text) is not REFUSED]
     stored = array(fitting, type_text)
     again = array(python_values(stored), type_text)
@@ -145,7 +145,7 @@ def test_what_comes_out_as_python_goes_in_again_as_it_was(type_text, values):
         ("TIMESTAMP(6)", np.datetime64("2024-09-19"), dt.datetime(2024, 9, 19)),
     ],
 )  # fmt: skip
-def test_what_values_mean(type_text, value, expected):
+def test_python_values_are_converted_as_documented(type_text, value, expected):
     for values in ([value], [None, value]):
         if expected is REFUSED:
             with pytest.raises(DataError, match=f"row {len(values) - 1}") as caught:

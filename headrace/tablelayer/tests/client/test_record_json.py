@@ -42,7 +42,7 @@ def test_a_record_that_is_written_and_read_again_is_equal(tmp_path_factory, reco
     ]
 
 
-def test_only_bytes_that_are_no_text_are_base64():
+def test_only_bytes_that_are_not_text_are_base64():
     text = KafkaRecord(1, 2, 3, "ö".encode(), b"v", (("h", b"w"),))
     assert json.loads(record_to_json(text)) == {
         "partition": 1, "offset": 2, "timestamp": 3, "key": "ö", "value": "v", "headers": [["h", "w"]],
@@ -54,7 +54,7 @@ def test_only_bytes_that_are_no_text_are_base64():
     }  # fmt: skip
 
 
-def test_what_is_no_text_is_its_json_byte_for_byte():
+def test_a_value_that_is_not_a_string_keeps_its_json_bytes():
     line = (
         b'{"value": {"price":  12345678901234.5678, "n": 1.0}, "key": 7, "headers": {"h": [1 ,2], "n": null}}'
     )
@@ -82,6 +82,6 @@ def test_what_is_no_text_is_its_json_byte_for_byte():
         (b'{"value": 1, "headers": {"a": "1", "a": "2"}}', "names a header twice"),
     ],
 )
-def test_what_cannot_be_read_is_refused(line, said):
+def test_malformed_record_json_is_refused(line, said):
     with pytest.raises(ValueError, match=said):
         record_from_json(line)

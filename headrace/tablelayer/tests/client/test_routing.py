@@ -39,7 +39,7 @@ def test_addresses(text, addresses):
 
 
 @pytest.mark.parametrize("text", ["", ":9092", "host:", "host:0", "host:65536", "host:port", "a:1,,b:2"])
-def test_what_is_no_address(text):
+def test_a_malformed_bootstrap_address_is_refused(text):
     with pytest.raises(ValueError, match="give host:port"):
         parse_bootstrap(text)
 
@@ -139,7 +139,7 @@ def test_a_server_that_restarts_is_found_again(fake, tools, impatient):
     tools.run(scenario())
 
 
-def test_when_patience_ends_the_reason_is_told(fake, tools):
+def test_a_delivery_timeout_names_the_last_error(fake, tools):
     async def scenario():
         async with fake() as server:
             server.handlers[CountRowsRequest] = lambda request: counted(
@@ -157,7 +157,7 @@ def test_when_patience_ends_the_reason_is_told(fake, tools):
     tools.run(scenario())
 
 
-def test_who_was_sent_to_an_address_that_leads_nowhere_is_told_by_whom(fake, tools):
+def test_an_unreachable_advertised_address_names_its_broker(fake, tools):
     """The case of a server in a container with a wrong advertised.listeners; an address of the user needs no hint."""
 
     async def scenario():

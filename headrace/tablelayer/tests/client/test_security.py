@@ -151,7 +151,7 @@ def test_properties_of_java_and_of_librdkafka_say_the_same() -> None:
         assert client._password == SECRET.encode()
 
 
-def test_what_librdkafka_calls_otherwise_is_renamed_for_java(tmp_path: Path) -> None:
+def test_librdkafka_properties_are_renamed_for_java(tmp_path: Path) -> None:
     ca, client = tmp_path / "ca.pem", tmp_path / "client.pem"
     ca.write_text("the CA")
     client.write_text("key and chain")
@@ -220,7 +220,7 @@ def test_settings_travel_and_show_no_secret() -> None:
     assert again.named()["sasl.password"] == SECRET
 
 
-def test_the_environment_gives_what_is_not_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_gives_missing_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "client.properties"
     file.write_text("security.protocol=SASL_SSL\nsasl.password=of the file\ngroup.id=x\n")
     monkeypatch.setenv("HEADRACE_CONFIG", str(file))
@@ -308,7 +308,7 @@ def test_a_wrong_password_is_one_sentence_without_it_and_is_not_tried_again(
     tools.run(scenario())
 
 
-def test_who_does_not_authenticate_is_told_so_and_not_tried_for_long(
+def test_a_missing_authentication_is_reported_after_few_attempts(
     fake: Any, tools: Any, impatient: Any
 ) -> None:
     async def scenario() -> None:

@@ -58,7 +58,7 @@ def rights(sql: Any, statement: str = "SHOW GRANTS") -> list[tuple[str, str, str
     return [(each["principal"], each["privilege"], each["on"]) for each in sql(statement)]
 
 
-def test_what_is_granted_is_shown_and_taken_back(sql: Any) -> None:
+def test_privileges_are_granted_shown_and_revoked(sql: Any) -> None:
     assert sql("GRANT SELECT, INSERT, UPDATE ON t TO ann") == "granted to User:ann"
     sql("GRANT ALTER ON DATABASE default TO 'User:bob'")
     writes = ("User:ann", "INSERT, UPDATE, DELETE", "table default.t")
@@ -93,7 +93,7 @@ def test_columns_that_do_not_exist_are_not_granted(sql: Any) -> None:
     assert rights(sql) == []
 
 
-def test_a_privilege_that_is_none_is_refused_before_anything_is_sent(admin: Connection) -> None:
+def test_an_unknown_privilege_is_refused_before_anything_is_sent(admin: Connection) -> None:
     for privileges in (["READ"], []):
         with pytest.raises(ValueError, match="is not a privilege"):
             admin.security.grant(privileges, TablePath("default", "t"), "User:ann")
@@ -113,7 +113,7 @@ def test_denials_of_kafkas_tools_are_shown_as_such(admin: Connection, sql: Any) 
     assert sql("SHOW GRANTS FOR eve")[0]["is"] == "denied"
 
 
-def test_where_nothing_is_protected_grants_say_so(tmp_path: Path) -> None:
+def test_grants_without_an_authorizer_are_refused(tmp_path: Path) -> None:
     broker = BrokerThread(tmp_path).start()
     try:
         with connect(broker.address) as connection:

@@ -106,7 +106,7 @@ def two(fake):
     return make
 
 
-def test_a_question_to_a_leader_that_stands_is_put_to_the_next_as_soon_as_there_is_one(two, tools):
+def test_a_read_from_a_hung_leader_moves_to_the_next_leader(two, tools):
     async def scenario():
         async with two() as both, await connect_async(both.stopped.address, CONFIG) as connection:
             assert await table_of(tools, connection).count() == 7
@@ -116,7 +116,7 @@ def test_a_question_to_a_leader_that_stands_is_put_to_the_next_as_soon_as_there_
     tools.run(scenario())
 
 
-def test_rows_for_a_leader_that_stands_go_to_the_next(two, tools):
+def test_rows_for_a_hung_leader_go_to_the_next_leader(two, tools):
     async def scenario():
         async with two() as both, await connect_async(both.stopped.address, CONFIG) as connection:
             both.stopped.handlers[PutRowsRequest] = both.silence
@@ -129,7 +129,7 @@ def test_rows_for_a_leader_that_stands_go_to_the_next(two, tools):
     tools.run(scenario())
 
 
-def test_whoever_waits_for_a_connection_to_a_broker_that_stands_is_told_as_well(two, tools):
+def test_requests_waiting_for_a_hung_connection_are_rerouted(two, tools):
     async def scenario():
         async with two() as both:
             both.stopped.handlers[ApiVersionsRequest] = both.silence
@@ -140,7 +140,7 @@ def test_whoever_waits_for_a_connection_to_a_broker_that_stands_is_told_as_well(
     tools.run(scenario())
 
 
-def test_who_leads_is_asked_elsewhere_when_a_broker_does_not_say_it(two, tools):
+def test_metadata_is_requested_from_another_broker_when_one_hangs(two, tools):
     async def scenario():
         async with two() as both:
             bootstrap = f"{both.stopped.address},{both.other.address}"
@@ -171,7 +171,7 @@ def test_a_broker_that_is_slow_but_there_is_waited_for(two, tools):
     tools.run(scenario())
 
 
-def test_who_does_not_belong_to_the_cluster_itself_is_not_believed(two, tools):
+def test_metadata_of_a_broker_outside_the_cluster_is_not_used(two, tools):
     async def scenario():
         async with two() as both, await connect_async(both.stopped.address, CONFIG) as connection:
 

@@ -104,7 +104,7 @@ def test_r3_5_upserts_and_deletes_of_all_partitions(make_table: Callable[[str], 
         staged(table, 2, [("a b", 1)], UPSERT)
 
 
-def test_r6_10_no_partition_is_made_for_rows_that_only_change_what_is_there(
+def test_r6_10_updates_of_existing_rows_create_no_partition(
     make_table: Callable[[str], Any],
 ) -> None:
     table = make_table(

@@ -8,7 +8,7 @@ from headrace.protocol.records.header import write_crc
 from headrace.tablelayer.model.batches.batch import ArrowBatch, stamp_writer
 
 
-def test_r17_8_a_scan_passes_over_what_cannot_be_read_and_says_so(
+def test_r17_8_a_scan_skips_unreadable_batches_and_reports_them(
     connection, broker_thread, make_table, caplog
 ):
     table = make_table("(n INT, text STRING) WITH ('bucket.num' = '1')")

@@ -227,7 +227,7 @@ def test_versions_are_the_highest_both_speak(fake, tools):
     tools.run(scenario())
 
 
-def test_nobody_there():
+def test_an_unreachable_server_is_a_connection_error():
     with pytest.raises(
         ConnectionFailed, match=r"cannot connect to 127\.0\.0\.1:1: .*Check that the server is running"
     ):

@@ -99,7 +99,7 @@ def test_execute_takes_definitions_only_and_points_at_mistakes(connection):
         max_size=8,
     )
 )
-def test_any_writes_read_back_the_same_by_every_door(connection, operations):
+def test_random_writes_are_read_back_by_lookups_and_scans(connection, operations):
     name = f"prop{time.monotonic_ns()}"
     connection.execute(f"CREATE TABLE {name} {FRUIT}")
     table, model = connection.table(name), {}
@@ -420,7 +420,7 @@ def test_committed_positions_are_a_kafka_groups(connection, make_table):
     assert ids == [10]
 
 
-def test_the_kafka_face_has_the_same_rows_at_the_same_offsets(connection, make_table):
+def test_the_kafka_view_has_the_same_rows_at_the_same_offsets(connection, make_table):
     """semantics.md R17.4."""
     table = make_table(EVENTS)
     table.append([{"id": i, "text": f"t{i}"} for i in range(5)])
@@ -552,7 +552,7 @@ def test_filters_of_scans_counts_and_limits(make_table):
         assert scan.positions == {0: 2502}
 
 
-def test_a_filtered_scan_follows_what_comes_in(make_table):
+def test_a_filtered_scan_follows_new_rows(make_table):
     table = make_table("(id BIGINT NOT NULL)")
     table.append([{"id": n} for n in range(10)])
     with table.scan(filter="id = 77 OR id = 3") as scan:

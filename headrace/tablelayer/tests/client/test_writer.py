@@ -99,7 +99,7 @@ def rows(first, count):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_every_row_exactly_once_and_in_order_per_call_whatever_fails(fake, tools, impatient, seed):
+def test_every_row_is_written_once_and_in_order_through_faults(fake, tools, impatient, seed):
     async def scenario():
         async with fake(partitions=3) as server:
             table_definition = definition(tools, 3)

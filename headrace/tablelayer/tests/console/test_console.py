@@ -253,7 +253,7 @@ def test_mistakes_are_said_in_a_sentence(get: Any) -> None:
         assert words in get(path, status, **query)["error"], path
 
 
-def test_writes(connection: Connection) -> None:
+def test_the_console_writes_rows_and_records(connection: Connection) -> None:
     client = client_of(connection, writes=True)
     connection.kafka.create_topic("written")
 
@@ -482,7 +482,7 @@ def test_members_of_a_group_have_their_partitions(connection: Connection, get: A
     assert listed[protocol] == 1
 
 
-def test_a_tail_shows_what_comes(connection: Connection, get: Any) -> None:
+def test_a_live_tail_shows_new_records(connection: Connection, get: Any) -> None:
     connection.kafka.create_topic("tailed")
     views = Topics(connection, History(lambda: connection), Decoder(Registry(None)))
     tables = Tables(connection, SQL)
@@ -558,7 +558,9 @@ def test_the_command_serves_until_it_is_told_to_stop(connection: Connection, tmp
     assert (process.returncode, out, err) == (0, "", "")
 
 
-def test_what_the_command_cannot_begin_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsafe_or_malformed_console_options_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("HEADRACE_CONSOLE_TOKEN", raising=False)
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "word").write_text("word")
@@ -573,7 +575,7 @@ def test_what_the_command_cannot_begin_with(tmp_path: Path, monkeypatch: pytest.
         assert (answer.exit_code, said in answer.stderr) == (1, True), answer.output
 
 
-def test_who_may_and_from_where(connection: Connection) -> None:
+def test_the_console_checks_credentials_token_host_and_origin(connection: Connection) -> None:
     access = Access("ann:secret", "t0ken", frozenset({"127.0.0.1:9380"}))
     assert "secret" not in repr(access)
     client = client_of(connection, access, writes=True)
@@ -600,7 +602,7 @@ def test_who_may_and_from_where(connection: Connection) -> None:
     assert post(content_type="text/plain") == 415
 
 
-def test_every_answer_says_what_a_page_may_load(connection: Connection) -> None:
+def test_every_answer_has_a_content_security_policy(connection: Connection) -> None:
     client = client_of(connection)
     for path in ("/", "/console.js", "/api/topics", "/api/topics/none", "/nothing", "/healthz"):
         headers = client.get(path).headers

@@ -88,7 +88,7 @@ def filled(path: str, name: str) -> str:
     return path.format(**values)
 
 
-def test_listings_leave_out_what_is_hidden(consoles: tuple[Client, Client]) -> None:
+def test_listings_leave_out_hidden_resources(consoles: tuple[Client, Client]) -> None:
     admin, ann = consoles
     checked = 0
     for path, names in readings(ann):
@@ -108,7 +108,7 @@ def test_listings_leave_out_what_is_hidden(consoles: tuple[Client, Client]) -> N
         assert shown in ann.get(f"/api/{path}", headers=TOKEN).text
 
 
-def test_what_is_hidden_is_as_what_is_not_there(consoles: tuple[Client, Client]) -> None:
+def test_hidden_resources_are_answered_like_missing_ones(consoles: tuple[Client, Client]) -> None:
     admin, ann = consoles
     checked = 0
     for path, names in readings(ann):
@@ -130,7 +130,7 @@ def test_what_is_hidden_is_as_what_is_not_there(consoles: tuple[Client, Client])
 
 
 @pytest.mark.parametrize("name", ["hidden", '"topic-hidden"'])
-def test_sql_reads_and_writes_by_her_rights(consoles: tuple[Client, Client], name: str) -> None:
+def test_sql_reads_and_writes_by_the_users_rights(consoles: tuple[Client, Client], name: str) -> None:
     _, ann = consoles
 
     def post(path: str, body: dict[str, Any]) -> Any:

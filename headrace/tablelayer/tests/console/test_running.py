@@ -26,7 +26,7 @@ class Reading:
         return {}
 
 
-def test_the_end_of_the_console_waits_for_stopped_work_and_drops_what_it_held() -> None:
+def test_the_end_of_the_console_waits_for_cancelled_work() -> None:
     held: list[weakref.ref[Native]] = []
     said: list[Any] = []
     began, goes_on = threading.Event(), threading.Event()

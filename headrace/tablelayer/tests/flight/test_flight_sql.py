@@ -138,7 +138,7 @@ def schema_of(data: bytes) -> pa.Schema:
         ("SELECT table_name FROM information_schema.tables WHERE table_schema = 'shop'", 2),
     ],
 )
-def test_every_way_of_a_query_streams_what_its_schema_says(
+def test_every_kind_of_query_streams_its_announced_schema(
     door: Callable[..., Client], connection: Connection, query: str, rows: int
 ) -> None:
     found = door().query(query)
@@ -163,7 +163,7 @@ def test_a_large_result_comes_in_messages_that_clients_take(door: Callable[..., 
     assert [each.num_rows for each in pieces_of(wide)] == [1, 1, 1]
 
 
-def test_queries_at_a_time_are_bounded_and_who_goes_leaves_room(
+def test_concurrent_queries_are_bounded_and_a_closed_client_frees_its_slot(
     door: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "STREAMS_MAX", 1)
@@ -199,7 +199,7 @@ def test_queries_at_a_time_are_bounded_and_who_goes_leaves_room(
         ("SELECT 1/0 + CAST('x' AS INT)", "x"),
     ],
 )
-def test_what_cannot_be_asked_is_said_in_a_sentence(
+def test_a_failed_query_has_a_message_of_one_sentence(
     door: Callable[..., Client], query: str, said: str
 ) -> None:
     with pytest.raises((pa.ArrowException, flight.FlightError), match=re.escape(said)) as caught:
@@ -213,7 +213,7 @@ def test_an_error_among_the_rows_is_said_too(door: Callable[..., Client]) -> Non
     assert "Traceback" not in str(caught.value)
 
 
-def test_what_is_no_command_of_flight_sql_is_refused(door: Callable[..., Client]) -> None:
+def test_an_unknown_command_is_refused(door: Callable[..., Client]) -> None:
     client = door()
     refused = (pa.ArrowException, flight.FlightError)
     for command in (b"", b"\xff\xff\xff", packed("TicketStatementQuery", statement_handle=b"SELECT 1")):
@@ -279,7 +279,7 @@ def test_a_prepared_statement_takes_values_and_leaves_nothing_behind(door: Calla
         writer.close()
 
 
-def test_who_asks_has_to_authenticate_by_password_or_token(door: Callable[..., Client]) -> None:
+def test_clients_must_authenticate_by_password_or_token(door: Callable[..., Client]) -> None:
     basic = "Basic " + base64.b64encode(b"ann:secret").decode()
     access = Access("ann:secret", "tok")
     client = door(access)
@@ -338,7 +338,7 @@ def test_names_of_tables_keys_and_types(door: Callable[..., Client]) -> None:
     assert (decimal["type_name"], decimal["create_params"]) == ("DECIMAL", ["precision", "scale"])
 
 
-def test_what_the_server_is_and_can(door: Callable[..., Client]) -> None:
+def test_sql_info_describes_the_server(door: Callable[..., Client]) -> None:
     client = door()
     found = dict(zip(*client.rows("CommandGetSqlInfo").to_pydict().values(), strict=True))
     assert (found[0], found[1], found[3], found[4], found[563]) == ("Headrace", "1", True, True, False)

@@ -30,7 +30,7 @@ from headrace.tablelayer.tests.server.test_staged_writes import chunk_of, commit
 
 @pytest.mark.parametrize("damage", ["magic", "count", "short"])
 @pytest.mark.parametrize("put", [False, True])
-def test_a_batch_that_is_none_is_the_clients_mistake_and_no_error_of_the_server(
+def test_a_malformed_batch_is_a_client_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str, put: bool
 ) -> None:
     async def work() -> None:
@@ -145,7 +145,7 @@ def test_the_names_of_reset_options_are_a_list() -> None:
 
 
 @pytest.mark.parametrize("zone", ["1", "Nowhere/At_all", "", "..", "/etc/passwd", "a" * 300, "\0", "Europe"])
-async def test_a_time_zone_that_there_is_not_is_refused(tmp_path: Path, zone: str) -> None:
+async def test_an_unknown_time_zone_is_refused(tmp_path: Path, zone: str) -> None:
     async with tables(tmp_path) as all_tables:
         definition = {
             "database": "default", "table": "t", "options": {"table.auto-partition.time-zone": zone},

@@ -62,7 +62,7 @@ def test_every_request_of_the_table_layer_is_fuzzed() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_mutated_requests_harm_nobody(tmp_path: Path) -> None:
+def test_mutated_requests_leave_the_server_correct(tmp_path: Path) -> None:
     """The requests are the same each time, unless the environment asks for others; `make soak` sends others for ten
     minutes.
     """
@@ -75,7 +75,7 @@ def test_mutated_requests_harm_nobody(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
-def test_mutated_requests_harm_nobody_for_ten_minutes(tmp_path: Path) -> None:
+def test_mutated_requests_leave_the_server_correct_for_ten_minutes(tmp_path: Path) -> None:
     seed, seconds = seed_and_seconds(600)
     print(f"HEADRACE_FUZZ_SEED={seed} HEADRACE_FUZZ_SECONDS={seconds}")
     report = fuzz(seed, seconds, tmp_path)
@@ -83,7 +83,7 @@ def test_mutated_requests_harm_nobody_for_ten_minutes(tmp_path: Path) -> None:
     assert set(report.kinds) > {kind.__name__ for kind in fuzzing.REQUESTS}
 
 
-def test_arrays_of_long_arrays_stay_within_what_a_server_looks_at() -> None:
+def test_arrays_of_long_arrays_stay_within_the_decoding_budget() -> None:
     inner = CreatableTopicConfig(name="n" * 1000, value="v" * 1000)
     request = CreateTopicsRequest(topics=[CreatableTopic(name="t", configs=[inner] * 2000)])
     world: Any = SimpleNamespace(scans=[], epochs=[])
@@ -143,7 +143,7 @@ def _takes_memory(*_: Any) -> Any:
         pytest.param(_takes_memory, "grew by", marks=pytest.mark.soak),
     ],
 )
-def test_what_a_server_does_wrong_is_noticed_and_made_small(
+def test_a_planted_defect_is_found_and_its_requests_are_minimized(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defect: Any, complaint: str
 ) -> None:
     frames = frames_of(tmp_path, "none", "rows", "none", "names")
@@ -155,9 +155,7 @@ def test_what_a_server_does_wrong_is_noticed_and_made_small(
 
 
 @pytest.mark.slow
-def test_an_acknowledged_row_that_is_another_one_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_changed_acknowledged_row_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = frames_of(tmp_path, "rows", "rows")
     stored: list[Any] = []
     honest = log_bucket._checked

@@ -95,7 +95,9 @@ def address(lakes: Folder) -> Iterator[str]:
         ("DELETE /v1/namespaces/shop/tables/orders", 406, "UnsupportedOperationException"),
     ],
 )
-def test_what_is_answered(lakes: Folder, request_line: str, status: int, kind: str | None) -> None:
+def test_requests_to_the_rest_catalog_have_their_status_and_error_type(
+    lakes: Folder, request_line: str, status: int, kind: str | None
+) -> None:
     method, _, target = request_line.partition(" ")
     found, body = RestCatalog(lakes, None).answer(method, target, None)
     assert found == status
@@ -135,7 +137,7 @@ def test_pyiceberg_finds_and_reads_the_tables(address: str) -> None:
     catalog.close()
 
 
-def test_strangers_words_are_refused_and_the_next_is_served(address: str) -> None:
+def test_malformed_requests_are_refused_and_the_next_is_served(address: str) -> None:
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(
             urllib.request.Request(f"{address}/v1/config", data=b"", headers={"Content-Length": "x"})

@@ -30,13 +30,13 @@ def test_a_hadoop_catalog_needs_a_warehouse_and_makes_it_absolute() -> None:
         properties()
 
 
-def test_other_catalogs_get_their_properties_as_they_are() -> None:
+def test_properties_of_other_catalogs_are_passed_unchanged() -> None:
     assert properties(type="rest", uri="http://h:8181") == {"type": "rest", "uri": "http://h:8181"}
     assert properties("prod", type="rest", uri="u")["warehouse"] == "prod"
     assert properties(catalog_impl="org.x.Y") == {"catalog-impl": "org.x.Y"}
 
 
-def test_what_is_not_tiered_into_iceberg_is_refused() -> None:
+def test_a_table_that_is_not_tiered_into_a_lake_is_refused() -> None:
     with pytest.raises(LakeError, match="not tiered"):
         lake_catalog(LakeStatus(False, "", None), None, PATH)
     with pytest.raises(LakeError, match="tiered into iceberg or paimon"):

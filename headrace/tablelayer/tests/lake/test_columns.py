@@ -186,7 +186,7 @@ def test_every_type_goes_there_and_back(spark: Any, warehouse: Path) -> None:
     assert world.read_by_another() == [tuple(each.values()) for each in (full, nulls)]
 
 
-def test_a_column_that_somebody_else_dropped_is_told(spark: Any, warehouse: Path) -> None:
+def test_a_column_dropped_in_the_lake_stops_tiering(spark: Any, warehouse: Path) -> None:
     world = World(spark, warehouse, definition())
     world.log.add(INSERT, row(1, "a"))
     world.tier()

@@ -35,7 +35,7 @@ class History:
         return find_committed(TABLE, owner, head, self.snapshots.get, vouched_for)
 
 
-def test_the_newest_snapshot_that_says_what_was_tiered_counts() -> None:
+def test_the_newest_snapshot_with_offsets_counts() -> None:
     history = History()
     assert history.found(None) == LakeState()
     history.add()
@@ -48,7 +48,7 @@ def test_the_newest_snapshot_that_says_what_was_tiered_counts() -> None:
     assert history.found(2) == LakeState(2, 2, {0: 5}, 6)
 
 
-def test_what_was_expired_is_believed_of_a_witness_alone() -> None:
+def test_an_expired_commit_counts_only_with_a_witness() -> None:
     history = History()
     for offset in (None, 5, 8, None, None):
         history.add(offset)

@@ -55,7 +55,7 @@ def table(lake: str, data_type: DataType, name: str = "c", **options: str) -> Ta
     return TableDefinition(TablePath("default", "t"), schema, bucket_count=1, options=given)
 
 
-def test_every_kind_is_here() -> None:
+def test_every_data_type_is_tested() -> None:
     assert {parse_type(text).kind for text in EXPECTED} == set(TypeKind)
 
 

@@ -59,7 +59,7 @@ def test_a_stream_goes_on_in_a_log_that_is_not_cut_as_far_as_it_is_tiered(
     assert sorted(seen + query.batch()) == sorted(world.rows)
 
 
-def test_a_stream_reads_what_an_expired_partition_still_had(
+def test_a_stream_reads_remaining_rows_of_an_expired_partition(
     server: CuttingBroker, client: Connection
 ) -> None:
     world = World(server, client, partitioned=True)
@@ -80,7 +80,7 @@ def test_a_stream_reads_what_an_expired_partition_still_had(
     assert dropped.batch() == [row for row in newest if row[2] != "a"], "a client dropped it"
 
 
-def test_a_stream_that_is_behind_asks_for_columns_and_places(
+def test_a_stream_that_is_behind_reads_only_its_columns_and_buckets(
     server: CuttingBroker, client: Connection
 ) -> None:
     world = World(server, client)
@@ -106,7 +106,7 @@ def test_a_stream_that_is_behind_asks_for_columns_and_places(
 
 
 @pytest.mark.parametrize(("keyed", "options"), [(True, {"mode": "upsert"}), (False, {"scan.mode": "log"})])
-def test_what_the_lake_does_not_have_is_lost_with_a_word(
+def test_rows_missing_in_log_and_lake_are_reported(
     server: CuttingBroker, client: Connection, keyed: bool, options: dict[str, str]
 ) -> None:
     world = World(server, client, keyed=keyed)

@@ -93,7 +93,7 @@ def test_the_lake_follows_and_a_lake_bucket_is_a_table_bucket(spark: Any, wareho
 
 
 @pytest.mark.soak
-def test_of_two_tierers_one_wins_and_a_late_one_changes_nothing(spark: Any, warehouse: Path) -> None:
+def test_one_of_two_paimon_tierers_wins_and_a_late_one_changes_nothing(spark: Any, warehouse: Path) -> None:
     world = world_of(spark, warehouse, primary_key=())
     for key in range(6):
         world.log.add(0, row(key, "a"))

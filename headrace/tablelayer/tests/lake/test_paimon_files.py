@@ -132,7 +132,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["fx_avro", "fx_orc", "fx_dv"])
-def test_what_paimon_wrote_is_what_the_server_had(tables: Path, name: str) -> None:
+def test_tables_written_by_paimon_equal_the_servers_rows(tables: Path, name: str) -> None:
     definition = TableDefinition.from_json((tables / f"{name}.json").read_text())
     assert isinstance(definition, StoredTable)
     with pa.ipc.open_file(str(tables / f"{name}.arrow")) as kept:

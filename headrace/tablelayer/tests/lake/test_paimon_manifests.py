@@ -36,6 +36,6 @@ def test_a_manifest_that_is_cut_off_never_has_other_records(codec: str) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"PAR1" + bytes(50), b"Obj\x01"])
-def test_other_files_are_refused(data: bytes) -> None:
+def test_files_that_are_not_manifests_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="not an Avro file"):
         read_manifest(data)

@@ -61,7 +61,7 @@ def columns_of(golden: dict[str, Any]) -> list[Column]:
 
 
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda each: "-".join(each["types"][:3]))
-def test_values_and_folders_are_what_paimon_itself_says(golden: dict[str, Any]) -> None:
+def test_partition_values_and_folders_equal_paimons(golden: dict[str, Any]) -> None:
     columns = columns_of(golden)
     row = bytes.fromhex(golden["row"])
     values = partition_values(row, columns)
@@ -77,7 +77,7 @@ def test_values_and_folders_are_what_paimon_itself_says(golden: dict[str, Any]) 
             partition_values(row[:end], columns)
 
 
-def test_other_rows_than_the_tables_are_refused() -> None:
+def test_rows_of_another_schema_are_refused() -> None:
     row = bytes.fromhex(GOLDEN[0]["row"])
     with pytest.raises(ValueError, match="not a partition of 2 columns"):
         partition_values(row, [Column(0, "a", INT), Column(1, "b", INT)])
@@ -240,7 +240,7 @@ def test_each_partitions_versions_are_merged_by_themselves(writes: list[Any]) ->
             assert sorted(some) == sorted(each for each in found if each[0] == region and each[3] > 3)
 
 
-def test_of_a_partition_that_a_condition_leaves_out_no_file_is_opened(tmp_path: Path) -> None:
+def test_files_of_excluded_partitions_are_not_opened(tmp_path: Path) -> None:
     table = Table(tmp_path)
     table.write(("eu", 1), 0, [(2, 5)])
     table.write(("us", 1), 0, [(4, 5)])

@@ -322,7 +322,7 @@ def doors(client: Connection, address: str) -> Iterator[Doors]:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("moments", [1, pytest.param(100, marks=pytest.mark.soak)])
 @pytest.mark.parametrize(("partitioned", "keyed"), [(False, False), (True, False), (True, True)])
-def test_every_door_has_all_rows_at_random_moments(
+def test_all_rows_are_read_by_every_client_at_random_moments(
     server: CuttingBroker, client: Connection, doors: Doors, partitioned: bool, keyed: bool, moments: int
 ) -> None:
     rng, world = random.Random(SEED), World(server, client, partitioned=partitioned, keyed=keyed)
@@ -498,7 +498,7 @@ def test_a_log_that_is_cut_during_a_read_is_planned_again(server: CuttingBroker,
         world.table.count()
 
 
-def test_a_client_without_the_lakes_packages_refuses_with_what_to_install(
+def test_a_client_without_lake_packages_names_the_extra_to_install(
     server: CuttingBroker, client: Connection, address: str
 ) -> None:
     world = World(server, client)

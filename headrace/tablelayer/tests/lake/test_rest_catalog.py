@@ -101,7 +101,7 @@ def is_fast_forward(updates: list[Json]) -> bool:
 # ---- without Spark
 
 
-def test_of_two_commits_on_the_same_snapshot_the_catalog_takes_one(catalog: RestCatalog) -> None:
+def test_a_catalog_accepts_one_of_two_commits_on_a_snapshot(catalog: RestCatalog) -> None:
     client = load_catalog("one", **catalog.properties)
     client.create_namespace("shop")
     rows = pa.table({"id": pa.array([1, 2], pa.int64())})
@@ -114,7 +114,7 @@ def test_of_two_commits_on_the_same_snapshot_the_catalog_takes_one(catalog: Rest
     assert catalog.refused >= 1
 
 
-def test_a_lake_without_the_table_has_nothing_and_one_that_is_away_is_said(catalog: RestCatalog) -> None:
+def test_a_missing_table_is_empty_and_a_missing_catalog_is_an_error(catalog: RestCatalog) -> None:
     table = definition()
     assert not IcebergReader(table, catalog.properties).exists()
     catalog.close()
@@ -165,7 +165,7 @@ class TestRounds:
         assert world.lake.find_committed() == LakeState()
 
     @pytest.mark.soak
-    def test_of_two_tierers_one_wins(self, spark: Any, catalog: RestCatalog) -> None:
+    def test_one_of_two_tierers_wins_over_a_rest_catalog(self, spark: Any, catalog: RestCatalog) -> None:
         """Both read, both write; then both commit, at the same moment or one after the other."""
         world = RestWorld(spark, catalog, definition(primary_key=()))
         rng, won = random.Random(SEED), [0, 0]

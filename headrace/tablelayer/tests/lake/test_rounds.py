@@ -165,7 +165,7 @@ def small_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiering_round, "ROUND_ROWS_MAX", 5)
 
 
-def test_a_round_reads_what_the_lake_does_not_have_and_tells_the_server_when_it_is_there() -> None:
+def test_a_round_copies_missing_rows_and_reports_its_commit() -> None:
     world = World()
     world.log.entries = {0: [(1, 1), (2, 2), (1, None)], 1: [(5, 5)]}
     first = world.tier()
@@ -248,7 +248,7 @@ def test_a_fenced_round_commits_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     assert world.lake.discarded == [1]
 
 
-def test_of_two_tierers_one_wins_and_the_other_tells_nothing() -> None:
+def test_the_losing_one_of_two_tierers_reports_no_offsets() -> None:
     world = World()
     world.log.entries = {0: [(1, 1)]}
 
@@ -302,7 +302,7 @@ def test_rows_that_are_gone_and_a_log_that_was_cut_stop_tiering() -> None:
 
 
 @pytest.mark.parametrize("store", [True, False])
-def test_what_was_never_tiered_begins_with_its_state_or_with_its_log(small_rounds: None, store: bool) -> None:
+def test_a_first_round_begins_with_the_state_or_with_the_log(small_rounds: None, store: bool) -> None:
     """The log of a bucket with a state is not read, however much of it is gone."""
     world = World(store=store)
     old, new = (PartitionBucket(name, UUID(int=number), 0) for name, number in (("a", 5), ("b", 6)))

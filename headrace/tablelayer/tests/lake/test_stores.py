@@ -55,7 +55,7 @@ def test_every_usual_name_means_the_same(names: dict[str, str]) -> None:
     assert {name: value for name, value in found.items() if not name.endswith(".impl")} == expected
 
 
-def test_what_is_not_set_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_store_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"warehouse": "s3://lake"}
     assert s3_settings(given) == {}
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
@@ -70,7 +70,7 @@ def test_what_is_not_set_comes_from_the_environment(monkeypatch: pytest.MonkeyPa
     assert s3_settings({**given, "s3.region": "eu-2"})["s3.region"] == "eu-2"
 
 
-def test_settings_of_another_store_are_left_as_they_are() -> None:
+def test_settings_of_another_store_are_unchanged() -> None:
     given = {
         "warehouse": "abfss://lake@account.dfs.core.windows.net/x",
         "fs.azure.account.key": "k",

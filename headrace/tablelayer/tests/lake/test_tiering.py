@@ -289,7 +289,7 @@ def test_a_round_that_cancels_out_still_moves_the_offsets(world: World) -> None:
     assert world.tier().outcome is Outcome.NOTHING_NEW
 
 
-def test_of_two_tierers_one_wins_and_nothing_is_there_twice(spark: Any, warehouse: Path) -> None:
+def test_one_of_two_iceberg_tierers_wins_without_duplicates(spark: Any, warehouse: Path) -> None:
     world = World(
         spark, warehouse, definition(primary_key=())
     )  # appends: where a second commit would duplicate

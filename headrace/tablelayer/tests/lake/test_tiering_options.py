@@ -17,7 +17,7 @@ def test_without_a_master_cores_and_memory_are_those_of_this_process(monkeypatch
     assert options.arguments() == {"extra": extra, "cores": 4, "memory": "2g"}
 
 
-def test_with_a_master_they_are_those_of_the_application(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_master_cores_and_memory_are_the_applications(monkeypatch: pytest.MonkeyPatch) -> None:
     options = SparkOptions(cores=4, memory="2g")
     sizes = {"spark.cores.max": "4", "spark.driver.memory": "2g"}
     master = {"spark.master": "spark://host:7077"}

@@ -223,7 +223,7 @@ def of(dt: str, key: int, v: int = 0) -> Row:
     return {"dt": dt, "id": key, "v": v}
 
 
-def test_the_tail_wins_by_key_and_what_it_deletes_is_gone() -> None:
+def test_changes_of_the_tail_replace_and_delete_rows_of_the_lake() -> None:
     world = World(KEYED)
     world.write(0, *((PUT, row(key)) for key in range(5)))
     world.tier()
@@ -265,7 +265,7 @@ def test_before_the_first_round_there_is_only_the_log() -> None:
         assert world.lake_reads == []
 
 
-def test_rows_that_are_in_neither_are_missed_by_nobody() -> None:
+def test_rows_in_neither_lake_nor_log_are_an_error() -> None:
     world = World(KEYED)
     world.write(0, *((PUT, row(key)) for key in range(6)))
     world.tier()
@@ -336,7 +336,7 @@ def test_a_partition_that_is_dropped_while_it_is_read_gives_nothing_more() -> No
 
 
 @pytest.mark.parametrize("table", [KEYED, LOG, PARTITIONED])
-def test_random_tables_are_what_their_log_says(table: TableDefinition) -> None:
+def test_random_tables_equal_their_log(table: TableDefinition) -> None:
     seed = random.randrange(1 << 30)
     print("seed", seed)
     rng = random.Random(seed)

@@ -74,7 +74,7 @@ def test_cut_and_damaged_batches_are_decode_errors(
         return
 
 
-def test_a_batch_has_nothing_of_what_was_in_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_contains_no_earlier_bytes_of_its_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     batch, changes = pa.record_batch({"a": pa.array([1, 2])}), np.zeros(2, np.uint8)
     expected = bytes(encode_arrow_batch(batch, schema_id=1, change_types=changes))
     for left in (b"\x00", b"\xff"):

@@ -363,7 +363,7 @@ _WORDS = st.sampled_from(
     st.sampled_from([" ", "  ", "\n", "\t", ""]),
     st.sampled_from("; "),
 )
-def test_a_statement_of_plain_words_means_what_the_parser_says(words, between, end):
+def test_the_fast_parser_agrees_with_the_full_one(words, between, end):
     sql = between.join(words) + end
     plain = plain_statement(sql, "home")
     if plain is not None:
@@ -506,7 +506,7 @@ def test_a_name_that_is_a_type_has_to_be_quoted_before_a_bracket():
     assert one(sql).columns_read == {"default.t": frozenset({"text", "x", "y"})}
 
 
-def test_conditions_on_names_behind_an_alias_are_duckdbs():
+def test_conditions_on_alias_columns_are_left_to_duckdb():
     query = one("SELECT x.c FROM t AS x(b, c) WHERE x.b = 1 AND c < 5")
     assert not query.conditions
     assert not query.bounds
@@ -526,7 +526,7 @@ def test_a_nested_query_over_nanoseconds_does_not_grow_without_a_limit():
         assert len(written) < 40 * len(text)
 
 
-def test_a_path_through_a_struct_is_no_column_of_a_table():
+def test_a_path_into_a_struct_is_not_a_column():
     query = one("SELECT c.t.a FROM t WHERE c.t.b = 1")
     assert not query.is_simple
     assert not query.conditions

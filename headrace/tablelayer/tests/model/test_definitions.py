@@ -385,7 +385,7 @@ def test_time_to_live_drives_retention():
         ({"table.datalake.format": "iceberg"}, "not computed by the lake's function"),
     ],
 )
-def test_what_is_fixed_at_creation_cannot_be_changed(change, reason):
+def test_options_fixed_at_creation_cannot_be_changed(change, reason):
     old = orders(("id", "line"), bucket_count=2).to_topic_config()
     if "table.datalake.format" in change:
         old = orders(bucket_count=2).to_topic_config()
@@ -393,7 +393,7 @@ def test_what_is_fixed_at_creation_cannot_be_changed(change, reason):
         changed_table(PATH, 2, old, {**old, **change})
 
 
-def test_what_can_be_changed():
+def test_changeable_options_of_a_table_are_changed():
     old = orders().to_topic_config()
     new = changed_table(
         PATH, 1, old, {**old, "table.datalake.format": "paimon", "segment.bytes": "2097152"}
@@ -460,7 +460,7 @@ def test_errors_survive_pickling_and_know_whether_to_retry():
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"database":"d"}', '{"database":"d","table":"t","schema":[]}', "[" * 100_000]
 )
-def test_json_that_is_no_definition_is_refused(text):
+def test_json_that_is_not_a_definition_is_refused(text):
     with pytest.raises(TableError) as caught:
         TableDefinition.from_json(text)
     assert caught.value.code is TableErrorCode.INVALID_TABLE
@@ -552,7 +552,7 @@ def test_r10_the_numbered_column_can_hold_numbers(options, reason):
     refused(options, reason)
 
 
-def test_r16_there_is_no_other_merge_engine():
+def test_r16_an_unknown_merge_engine_is_refused():
     refused({"table__merge-engine": "no_row"}, "'first_row' or 'versioned' or 'aggregation'")
 
 
@@ -641,7 +641,7 @@ def test_r20_3_a_nested_column_is_no_key_no_partition_no_version_no_time_and_no_
 
 @pytest.mark.parametrize("function", AggregateFunction)
 @pytest.mark.parametrize("column", ["l ARRAY<INT>", "l MAP<STRING, INT>", "l ROW<a INT>"])
-def test_r20_5_of_the_functions_those_that_keep_a_whole_value_take_a_nested_column(function, column):
+def test_r20_5_only_functions_that_keep_whole_values_take_nested_columns(function, column):
     columns, options = f"id BIGINT, {column}, PRIMARY KEY (id) NOT ENFORCED", {"fields.l.agg": function.value}
     keeps = {"first_value", "last_value", "first_value_ignore_nulls", "last_value_ignore_nulls"}
     if function.value in keeps:

@@ -126,7 +126,7 @@ def test_comments_and_databases():
         ("SET ('fields.a.agg' = 'sum')", "'fields.a.agg'", "keeps its function"),
     ],
 )
-def test_what_a_table_does_not_allow_points_at_the_word(sql, word, reason):
+def test_a_forbidden_change_points_at_its_word(sql, word, reason):
     (statement,) = parse(f"DROP TABLE u;\nALTER TABLE t {sql}")[1:]
     with pytest.raises(DdlError) as caught:
         statement.check(table())
@@ -137,7 +137,7 @@ def test_what_a_table_does_not_allow_points_at_the_word(sql, word, reason):
     assert raised.value.code is TableErrorCode.INVALID_TABLE
 
 
-def test_what_becomes_of_a_table():
+def test_alter_statements_change_columns_options_and_history():
     first = table()
     second = altered(first, "ADD c INT DEFAULT 5 AFTER k, RENAME k TO id, MODIFY a BIGINT DEFAULT 1, DROP b")
     assert second.schema.names == ["id", "c", "a", "d"]
@@ -354,7 +354,7 @@ def test_r4_2_stored_rows_of_several_schemas_in_one_batch_are_read_in_any_of_the
     assert decode_stored(pa.array(new, pa.binary()), alone, second).to_pylist() == expected
 
 
-def test_a_reader_of_an_old_schema_sees_dropped_columns_as_null_and_is_told_what_does_not_fit():
+def test_an_old_schema_reads_dropped_columns_as_null_and_wider_values_fail():
     old = Schema.of([("a", t.INT), ("b", t.STRING)])
     new = Schema(2, (Column(0, "x", t.BIGINT), Column(2, "b", t.STRING)))
     batch = pa.RecordBatch.from_pydict({"x": [1, 2], "b": ["p", "q"]}, schema=new.arrow())
@@ -383,7 +383,7 @@ def test_a_value_that_does_not_fit_into_an_old_readers_binary_is_told_and_not_cu
             conversion.of(rows(b"ab\0\0", large))
 
 
-def test_r4_2_the_id_of_a_dropped_column_is_nobody_elses():
+def test_r4_2_the_id_of_a_dropped_column_is_not_reused():
     first = table()
     dropped = altered(first, "DROP d")
     assert max(column.id for column in dropped.schema.columns) < first.schema.column("d").id

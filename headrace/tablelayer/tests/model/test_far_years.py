@@ -47,6 +47,6 @@ def test_times(nanos: int) -> None:
     ["+10000-02-30", "-0001-02-29", "+10000-13-01", "+10000-01-01T24:00:00", "+10000-01-01T12:60", "+10000-01-01T1:00",
      "+10000-01-01T12:00:00+19:00", "10000-01-01", "+10000-01-01 ", "+1234567890-01-01"],
 )  # fmt: skip
-def test_what_is_no_moment_is_refused(text: str) -> None:
+def test_a_malformed_time_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"it is not a date|there is no such"):
         nanos_of(text)

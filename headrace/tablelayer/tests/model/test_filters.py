@@ -108,7 +108,7 @@ def verdict_of(parsed: Filter, schema: Schema, batch: pa.RecordBatch) -> Verdict
 
 @settings(max_examples=80, deadline=None)
 @given(cases())
-def test_filters_want_what_pyarrow_wants_and_statistics_never_hide_it(
+def test_filters_equal_pyarrow_and_statistics_hide_no_row(
     case: tuple[Schema, pa.RecordBatch, pc.Expression],
 ) -> None:
     schema, batch, expression = case
@@ -144,7 +144,7 @@ def test_a_wrong_statistic_would_be_noticed(lie: str) -> None:
     assert noticed
 
 
-def test_choices_are_what_pyarrow_makes_of_them_whatever_else_the_table_has() -> None:
+def test_case_expressions_equal_pyarrow() -> None:
     text = "ROW<x TIMESTAMP(9)>"
     schema = Schema.of(
         [Column(0, "n", parse_type(text)), Column(1, "a", types.INT), Column(2, "b", types.BOOLEAN),
@@ -187,7 +187,7 @@ def test_a_case_of_very_many_clauses_is_refused() -> None:
                 encode_filter(case, schema)
 
 
-def test_times_of_another_kind_than_the_columns_are_refused() -> None:
+def test_times_of_another_type_than_the_column_are_refused() -> None:
     schema = Schema.of([Column(0, "t", types.timestamp(9)), Column(1, "d", types.time(3))], schema_id=0)
     for expression in (
         pc.field("t") > pa.scalar(1, pa.timestamp("ns", "UTC")),
@@ -199,7 +199,7 @@ def test_times_of_another_kind_than_the_columns_are_refused() -> None:
         assert caught.value.code is TableErrorCode.INVALID_FILTER
 
 
-def test_in_is_what_pyarrow_has_for_nulls() -> None:
+def test_in_treats_nulls_like_pyarrow() -> None:
     schema = Schema.of([Column(0, "a", types.INT)], schema_id=0)
     every = [[None, 1, 2, 3], [None], [1], [3, None], [2, 2]]
     for values, members in itertools.product(every, ([1, 2], [1, None], [None], [9])):
@@ -292,7 +292,7 @@ CONDITIONS = [
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)
-def test_what_is_pushed_of_a_condition_is_what_duckdb_means(condition: str) -> None:
+def test_pushed_conditions_keep_all_rows_of_duckdb(condition: str) -> None:
     schema = Schema.of(
         [Column(0, "a", types.INT), Column(1, "s", types.STRING), Column(2, "f", types.BOOLEAN),
          Column(3, "d", types.DATE)], schema_id=0,
@@ -469,13 +469,13 @@ SCHEMA = Schema.of(
         (pc.field("a") > 1.5, "own type"),
     ],
 )
-def test_what_cannot_travel_is_refused_by_the_client(expression: Any, word: str) -> None:
+def test_an_unsupported_expression_is_refused_by_the_client(expression: Any, word: str) -> None:
     with pytest.raises(TableError, match=word) as caught:
         encode_filter(expression, SCHEMA)
     assert caught.value.code is TableErrorCode.INVALID_FILTER
 
 
-def test_what_is_no_condition_over_the_table_is_refused() -> None:
+def test_a_filter_for_another_schema_is_refused() -> None:
     other = Schema.of([Column(0, "a", types.STRING), Column(1, "z", types.INT)], schema_id=0)
     for expression in (pc.field("a") == "x", pc.field("z") > 1):
         with pytest.raises(TableError):
@@ -522,7 +522,7 @@ A, S, D = map(pc.field, "asd")
     ],
     ids=str,
 )
-def test_what_is_computed_row_by_row_is_what_pyarrow_computes(expression: pc.Expression) -> None:
+def test_functions_computed_per_row_equal_pyarrow(expression: pc.Expression) -> None:
     rows = pa.record_batch(
         {
             "a": pa.array([1, 2, None, -3, 3], pa.int32()),
@@ -571,7 +571,7 @@ def test_an_in_of_very_many_values_is_one_set(count: int) -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(st.data())
-def test_an_in_wants_what_many_comparisons_want(data: st.DataObject) -> None:
+def test_an_in_list_equals_many_comparisons(data: st.DataObject) -> None:
     """The rule holds for every type; few values are looked up one by one, many are hashed."""
     kind = data.draw(st.sampled_from([each for each in COMPARED if not each.is_nested]))
     schema = Schema.of([Column(0, "c", kind)], schema_id=0)
@@ -696,7 +696,7 @@ def test_messages_are_read_and_written_as_by_protobuf(
         assert (value or None) == (found or None) or list(map(bytes, found)) == value
 
 
-def test_what_a_filter_may_be_is_bounded() -> None:
+def test_filters_are_bounded_in_size_and_depth() -> None:
     with pytest.raises(TableError, match="the maximum is 4194304"):
         Filter.parse(bytes((4 << 20) + 1), SCHEMA)
     with pytest.raises(TableError, match="the maximum is 4194304"):

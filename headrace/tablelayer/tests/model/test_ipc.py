@@ -61,7 +61,7 @@ def test_invalid_utf8_names_its_column() -> None:
         decode_ipc(encode_ipc(rows), schema, untrusted=True)
 
 
-def test_what_was_found_sound_once_is_looked_at_again_where_it_differs() -> None:
+def test_a_message_that_differs_from_a_checked_one_is_checked_again() -> None:
     schema, other = pa.schema([("a", pa.int64())]), pa.schema([("a", pa.int64()), ("b", pa.int64())])
     message = bytes(encode_ipc(pa.record_batch({"a": [1, 2]})))
     for _ in range(2):

@@ -543,7 +543,7 @@ def test_first_offender_is_named_whichever_way_it_offends():
     assert json_to_rows(pa.array(rows, pa.binary()), schema).column(1).to_pylist() == [1, None, None, None]
 
 
-def test_a_field_that_is_missing_is_an_empty_text_and_not_what_memory_held(monkeypatch):
+def test_a_missing_field_does_not_show_earlier_memory(monkeypatch):
     """Code that compares or copies the texts of all records alike reads nothing outside of them."""
     empty = np.empty
 

@@ -90,7 +90,7 @@ def test_a_null_in_a_key_is_refused_with_its_row() -> None:
 
 
 @given(st.text(max_size=3), st.integers(-3, 3), st.data())
-def test_other_bytes_are_a_decode_error_or_begin_with_the_key_that_is_encoded_so(
+def test_malformed_keys_are_decode_errors_or_start_with_a_valid_key(
     text: str, number: int, data: st.DataObject
 ) -> None:
     types = [pa.string(), pa.int32()]

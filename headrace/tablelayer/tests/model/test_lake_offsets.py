@@ -43,7 +43,7 @@ def test_partitions_that_are_gone_are_forgotten_and_buckets_never(offsets, data)
     assert without_dropped({0: 1, 1: 2}, ()) == {0: 1, 1: 2}
 
 
-def test_a_partition_made_anew_is_another_place():
+def test_a_recreated_partition_has_its_own_offsets():
     first, second = (PartitionBucket("2024", uuid.uuid4(), 0) for _ in range(2))
     assert first != second
     assert partitions_of([first, second, 3]) == ["2024"]

@@ -91,7 +91,7 @@ def read(type_text: str, text: str, **options: Any) -> Any:
     return json_to_rows(pa.array([b"{}", f'{{"v":{text}}}'.encode()]), schema, **options).column(0)[1].as_py()
 
 
-def test_of_a_key_that_comes_twice_the_last_counts() -> None:
+def test_the_last_of_two_equal_map_keys_counts() -> None:
     assert read("MAP<STRING, INT>", '{"a": 1, "b": 2, "\\u0061": 3}') == [("b", 2), ("a", 3)]
     assert read("MAP<INT, INT>", "[[1, 1], [2, 2], [1.0, 3]]") == [(2, 2), (1, 3)]
     assert read("MAP<INT, INT>", '{"1": 1, "2": 2}') == [(1, 1), (2, 2)]
@@ -120,7 +120,9 @@ def test_a_string_of_json_is_still_a_text() -> None:
         ("ARRAY<STRING>", '["\\ud800"]', "half of a surrogate pair"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused_with_its_place(type_text: str, text: str, reason: str) -> None:
+def test_nested_values_that_do_not_fit_are_refused_with_their_path(
+    type_text: str, text: str, reason: str
+) -> None:
     with pytest.raises(RowError) as caught:
         read(type_text, text)
     assert (caught.value.index, caught.value.column) == (1, "v")
@@ -165,7 +167,7 @@ def loosened(data_type: DataType) -> DataType:
 
 @few
 @given(nested_types.filter(lambda each: not each.contains(frozenset({TypeKind.MAP}))), st.data())
-def test_what_is_promised_inside_is_checked(data_type: DataType, data: st.DataObject) -> None:
+def test_constraints_of_nested_values_are_checked(data_type: DataType, data: st.DataObject) -> None:
     values = data.draw(st.lists(st.none() | values_of(loosened(data_type)), max_size=4))
     array = array_of(data_type, values)
     start = data.draw(st.integers(0, len(values)))
@@ -200,7 +202,7 @@ def test_keys_that_are_there_twice_are_found(maps: list[list[str]]) -> None:
         check_inside(column, array)
 
 
-def test_what_stands_under_a_null_does_not_come_out() -> None:
+def test_values_under_a_null_are_not_shown() -> None:
     """Foreign writers leave any value under a null."""
     numbers = pa.array([1, 2, 3, 4], pa.int32())
     offsets, first_is_null = pa.py_buffer(np.array([0, 2, 4], np.int32)), pa.py_buffer(bytes([0b10]))

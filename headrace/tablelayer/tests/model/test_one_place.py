@@ -39,7 +39,7 @@ def rows(chosen: random.Random) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("lake", ["", ", 'table.datalake.format' = 'iceberg'"])
 @pytest.mark.parametrize("key", ["b", "i", "v", "c", "day", "at", "seen", "v,i,day"])
-def test_the_place_of_a_row_is_that_of_arrays(key: str, lake: str) -> None:
+def test_a_rows_bucket_and_partition_equal_those_of_arrays(key: str, lake: str) -> None:
     if lake and "," in key:
         return
     partition = "day, yes" if "day" not in key else "i, yes"

@@ -59,7 +59,7 @@ def test_r2_4_one_key_is_in_one_bucket(kind):
 
 
 @pytest.mark.parametrize("golden", GOLDEN["columns"], ids=lambda each: each["types"][0])
-def test_what_paimon_itself_says(golden):
+def test_buckets_equal_paimons(golden):
     # Except -0.0, which Paimon puts into another bucket than 0.0, and which is the same key here (R2.4).
     told = [each for each in golden["rows"] if not any(str(value) == "-0.0" for value in each[0])]
     rows, expected = zip(*told, strict=True)
@@ -152,7 +152,7 @@ def test_every_precision_of_a_time_is_the_lakes():
     assert (paimon_buckets([times], 97) == paimon_buckets([times.cast(pa.time64("us"))], 97)).all()
 
 
-def test_tables_for_paimon_place_rows_by_it():
+def test_tables_for_paimon_use_its_buckets():
     schema = Schema.of([("a", t.INT), ("b", t.STRING)], ("a", "b"))
     options = {"table.datalake.format": "paimon"}
     table = TableDefinition(TablePath("shop", "t"), schema, bucket_count=7, options=options)
@@ -161,6 +161,6 @@ def test_tables_for_paimon_place_rows_by_it():
     assert np.array_equal(bucket_of(table, batch), expected)
 
 
-def test_other_types_are_refused():
+def test_types_without_paimon_hash_are_refused():
     with pytest.raises(ValueError, match="Paimon has no buckets for the Arrow type uint8"):
         paimon_buckets([pa.array([1], pa.uint8())], 3)

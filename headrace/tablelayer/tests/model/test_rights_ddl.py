@@ -100,5 +100,5 @@ def test_a_password_is_in_no_text_of_a_statement() -> None:
         ((5, 4, "tx-"), "transactional id tx-*"),
     ],
 )
-def test_what_an_acl_is_about_in_the_words_of_grant(resource: tuple[int, int, str], text: str) -> None:
+def test_acl_resources_are_shown_in_the_words_of_grant(resource: tuple[int, int, str], text: str) -> None:
     assert resource_text(*resource) == text

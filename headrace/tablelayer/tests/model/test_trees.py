@@ -62,7 +62,7 @@ def test_every_reader_of_trees_is_in_the_table() -> None:
     assert set(readers) <= set(_READERS)
 
 
-def test_the_arguments_of_nodes_are_those_that_were_looked_at() -> None:
+def test_the_arguments_of_nodes_equal_the_reviewed_list() -> None:
     known = json.loads(_TABLE.read_text())
     found = arguments()
     assert found.keys() == known.keys()
@@ -70,7 +70,7 @@ def test_the_arguments_of_nodes_are_those_that_were_looked_at() -> None:
         assert names == known[name], f"sqlglot's {name} has other arguments: see the top of this file"
 
 
-def test_sqlglot_is_pinned_to_what_the_table_is_of() -> None:
+def test_sqlglot_is_pinned_to_the_version_of_the_node_table() -> None:
     pinned = re.search(r'"sqlglot>=([0-9.]+),<([0-9.]+)"', (_ROOT.parents[1] / "pyproject.toml").read_text())
     assert pinned is not None
     low, version, high = (
@@ -206,7 +206,7 @@ def test_the_options_of_a_hint_belong_to_their_table() -> None:
     assert select.notices == ("the hint's 'lookup.async' has no effect here",)
 
 
-def test_what_only_looks_like_a_hint_is_none() -> None:
+def test_text_that_looks_like_a_hint_is_not_a_hint() -> None:
     for sql in ("SELECT '/*+ x */'", 'SELECT 1 AS "/*+"', "SELECT 1 -- /*+ x */", "SELECT 1 /* a /*+ b */"):
         assert hints_in(sql) == []
     assert hints_in("a / b - c /*+ x */") == [(10, 18)]

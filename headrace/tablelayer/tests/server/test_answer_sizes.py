@@ -262,7 +262,7 @@ async def test_r21_1_nulls_of_fixed_width_count_as_wide_as_they_are(tmp_path: Pa
         )
 
 
-def test_a_row_costs_the_widths_of_its_nulls_and_what_its_entries_may_become() -> None:
+def test_a_rows_cost_counts_nulls_and_nested_entries() -> None:
     wide = row_of(("a", binary(100)), ("b", BIGINT), ("c", STRING))
     assert value_width(wide.arrow()) == 112
     schema = Schema.of([("id", BIGINT), ("text", STRING), ("r", wide)])
@@ -299,9 +299,7 @@ async def test_r21_1_a_piece_of_a_scan_is_bounded_by_its_bytes_row_by_row(tmp_pa
 
 
 @pytest.mark.parametrize("filtered", [False, True])
-async def test_r21_1_a_scan_of_the_log_gives_no_more_than_an_answer_may_have_whatever_it_is_asked_for(
-    tmp_path: Path, filtered: bool
-) -> None:
+async def test_r21_1_a_log_scan_is_bounded_by_the_answer_limit(tmp_path: Path, filtered: bool) -> None:
     async with tables(tmp_path, limits=SMALL) as all_tables:
         table = await all_tables.create("id INT, text STRING, n INT")
         for n in range(12):

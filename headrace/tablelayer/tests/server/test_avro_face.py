@@ -246,7 +246,9 @@ def test_r17_6_columns_that_the_writer_does_not_know_have_their_default() -> Non
         ("p decimal", b"\x0a", b"", "out of the range"),
     ],
 )
-def test_r17_3_what_is_no_value_of_the_column(kind: str, good: Any, bad: Any, reason: str) -> None:
+def test_r17_3_avro_values_outside_the_column_type_are_refused(
+    kind: str, good: Any, bad: Any, reason: str
+) -> None:
     name, word = kind.split()
     base = {"decimal": "bytes", "date": "int"}.get(word, "long" if "-" in word else word)
     logical = {"type": base, "logicalType": word, "precision": 40, "scale": 3}
@@ -309,7 +311,7 @@ def test_r17_3_damaged_values_are_refused_or_read_never_more(data: st.DataObject
     assert rows.to_pylist()[0]["s"] == wanted["s"]
 
 
-def test_r17_3_values_that_nobody_can_read() -> None:
+def test_r17_3_unreadable_avro_values_are_named() -> None:
     good = wire(of(i="int"), {"i": 1})[0]
     parsed = {ID: AvroSchema.parse(json.dumps(of(i="int"))), 9: "schema 9 is not known to the registry"}
     for value, reason in (
@@ -499,7 +501,7 @@ def test_r20_nested_values_of_a_writer_with_another_schema() -> None:
         ({"days": [{"k": datetime.date(1, 1, 1), "v": [1, 1 << 31]}]}, r"days\[0\]\[1\]: .*out of the range"),
     ],
 )
-def test_r20_2_what_is_wrong_inside_is_named_with_its_place(bad: dict[str, Any], reason: str | None) -> None:
+def test_r20_2_a_wrong_nested_value_is_named_with_its_path(bad: dict[str, Any], reason: str | None) -> None:
     if reason is None:  # four characters are too many, whatever they were before
         reason = r"tags\[2\].*4 characters"
     with pytest.raises(RowError, match=reason) as caught:

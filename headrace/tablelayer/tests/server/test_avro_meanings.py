@@ -73,7 +73,7 @@ def debezium(name: str, kind: str = "long") -> dict[str, Any]:
         (connect("int", "org.apache.kafka.connect.data.Time"), 1, "TIME(3)", datetime.time(0, 0, 0, 1000)),
     ],
 )  # fmt: skip
-def test_r17_2_what_numbers_count_is_in_the_name_of_their_type(
+def test_r17_2_the_unit_of_a_number_comes_from_its_type_name(
     said: dict[str, Any], value: Any, kind: str, wanted: Any
 ) -> None:
     stored = said["type"]
@@ -98,7 +98,7 @@ def test_r17_2_a_logical_type_may_stand_beside_the_type() -> None:
     assert read("TIMESTAMP(3)", own, MILLIS * 1000, "long", logicalType="timestamp-millis") == MOMENT
 
 
-def test_r17_2_the_table_says_what_numbers_count_that_do_not_say_it() -> None:
+def test_r17_2_the_table_gives_the_unit_of_plain_numbers() -> None:
     with pytest.raises(RowError, match=f"long, which cannot be read as TIMESTAMP.*'{OPTION}' sets the unit"):
         read("TIMESTAMP(3)", "long", MILLIS)
     assert read("TIMESTAMP(3)", "long", MILLIS, units="v=ms") == MOMENT
@@ -155,7 +155,7 @@ VARIABLE = {
         (VARIABLE, {"scale": 1, "value": b"F"}, "ROW<scale INT, value BYTES>", {"scale": 1, "value": b"F"}),
     ],
 )  # fmt: skip
-def test_r17_2_what_fits_is_read_in_columns_of_other_types(
+def test_r17_2_fitting_values_are_read_into_other_column_types(
     said: Any, value: Any, kind: str, wanted: Any
 ) -> None:
     assert read(kind, said, value) == wanted
@@ -177,7 +177,7 @@ def test_r17_2_what_fits_is_read_in_columns_of_other_types(
         ({"type": "fixed", "name": "f", "size": 2}, b"ab", "STRING", "cannot be read as STRING"),
     ],
 )  # fmt: skip
-def test_r17_3_what_does_not_fit_is_refused_with_its_reason(
+def test_r17_3_values_that_do_not_fit_are_refused_with_the_reason(
     said: Any, value: Any, kind: str, reason: str
 ) -> None:
     with pytest.raises(RowError, match=reason):

@@ -50,7 +50,7 @@ async def test_databases_are_created_listed_and_dropped_and_survive_a_restart(tm
         assert answer.databases == ["default"]
 
 
-async def test_two_who_create_a_database_at_once_leave_one_in_memory_and_in_the_store(tmp_path: Path) -> None:
+async def test_concurrent_creations_of_a_database_leave_one(tmp_path: Path) -> None:
     async with tables(tmp_path) as all_tables:
         answers = await asyncio.gather(
             *(
@@ -191,7 +191,7 @@ async def test_kafka_admins_create_tables_with_a_schema_config(tmp_path: Path) -
         assert all_tables.broker.context.replicas.partition("plain.topic", 0).hooks is None
 
 
-async def test_what_places_rows_cannot_be_altered(tmp_path: Path) -> None:
+async def test_bucket_settings_cannot_be_altered(tmp_path: Path) -> None:
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create("id INT, v INT, PRIMARY KEY (id) NOT ENFORCED", buckets=2)
         with pytest.raises(KafkaError, match=r"number of buckets .* is fixed"):
@@ -286,7 +286,7 @@ async def test_the_log_of_a_keyed_table_is_kept_until_the_lake_has_it(tmp_path: 
         assert hooks.retention_floor() == 7
 
 
-async def test_the_log_of_a_keyed_table_is_kept_from_what_is_in_files(tmp_path: Path) -> None:
+async def test_the_log_of_a_keyed_table_is_kept_from_its_flushed_offset(tmp_path: Path) -> None:
     async with tables(tmp_path, {"kv.snapshot.interval": "0"}) as all_tables:
         table = await all_tables.create("id INT, v INT, PRIMARY KEY (id) NOT ENFORCED")
         await table.put(*(("+", {"id": n, "v": n}) for n in range(10)))

@@ -89,7 +89,7 @@ _TIME = "io.debezium.time."
         ("DATE", _TIME + "Timestamp", 86_400_000, "1970-01-02"),
     ],
 )
-def test_r17_10_what_numbers_count_is_in_the_schema_of_the_record(
+def test_r17_10_the_unit_of_a_number_comes_from_the_records_schema(
     kind: str, meaning: str, number: int, wanted: str
 ) -> None:
     definition = table(f"id BIGINT; v {kind}", ("id",), **DEBEZIUM)
@@ -126,7 +126,7 @@ def test_r17_10_schemas_that_change_within_a_batch_count_for_their_own_records()
     assert written.rows.column("v").to_pylist() == [second, second, None, later, second]
 
 
-def test_r17_10_without_a_schema_the_table_says_what_the_numbers_of_a_column_count() -> None:
+def test_r17_10_without_a_schema_the_table_gives_the_unit_of_numbers() -> None:
     units = {"table.kafka.debezium.time-units": "v=ms, w=us"}
     definition = table(
         "id BIGINT; v TIMESTAMP(6); w TIMESTAMP(3); x TIMESTAMP(3)", ("id",), **DEBEZIUM, **units
@@ -298,7 +298,7 @@ _ZONED = field("v", "string", _TIME + "ZonedTimestamp")
         ("TIMESTAMP_LTZ(3)", None, parts(1, 1, 1, 0, 0, 0, offsetSeconds=1), "0001-01-01 00:00:00+00:00"),
     ],
 )
-def test_r17_10_dates_that_nobody_can_read_are_what_the_table_says(
+def test_r17_10_out_of_range_dates_follow_the_tables_option(
     kind: str, said: dict[str, Any] | None, value: Any, clamped: str | None
 ) -> None:
     event = created({"id": 2, "v": value}, *(() if said is None else (said,)))
@@ -547,7 +547,7 @@ async def sent(table: Table, *events: tuple[Any, Any]) -> None:
     assert answer.error_code == 0, answer.error_message
 
 
-async def test_r17_11_what_was_left_out_as_unchanged_is_kept(tmp_path: Path) -> None:
+async def test_r17_11_values_omitted_as_unchanged_are_kept(tmp_path: Path) -> None:
     async with tables(tmp_path) as world:
         table = await captured(world)
         await sent(table, put(1, 1, SENT, "c"), put(2, 1, SENT, "c"), put(3, 1, SENT, "c"))
@@ -620,7 +620,7 @@ async def test_r17_11_values_are_kept_in_every_bucket_and_after_an_alter(tmp_pat
         ]
 
 
-async def test_r17_11_merge_engines_keep_what_stands_before_or_say_that_they_cannot(tmp_path: Path) -> None:
+async def test_r17_11_merge_engines_keep_omitted_values_or_refuse_them(tmp_path: Path) -> None:
     async with tables(tmp_path) as world:
         columns = "id BIGINT NOT NULL, n INT, s STRING, PRIMARY KEY (id) NOT ENFORCED"
         versions = {"table.merge-engine": "versioned", "table.merge-engine.versioned.ver-column": "n"}
@@ -640,7 +640,7 @@ async def test_r17_11_merge_engines_keep_what_stands_before_or_say_that_they_can
         assert "merge engine 'aggregation'" in answer.error_message
 
 
-def test_r17_11_a_log_table_has_what_was_written_in_it() -> None:
+def test_r17_11_a_log_table_keeps_the_placeholder() -> None:
     written = from_kafka(
         records(created({"id": 1, "s": PLACEHOLDER})), table("id BIGINT; s STRING", **DEBEZIUM)
     )
@@ -739,7 +739,7 @@ async def test_r17_14_adding_is_for_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("schemas", [False, True])
-async def test_a_table_for_flattened_events_has_no_column_for_what_marks_deletions(
+async def test_a_table_for_flattened_events_has_no_column_for_the_delete_marker(
     tmp_path: Path, schemas: bool
 ) -> None:
     fields = [

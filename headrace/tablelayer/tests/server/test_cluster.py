@@ -85,7 +85,7 @@ async def all_rows(opened: dict[int, Table]) -> list[Row]:
 
 
 @pytest.mark.parametrize("columns", ["k INT, v STRING, PRIMARY KEY (k)", "k INT, v STRING"])
-async def test_rows_of_a_kafka_client_go_to_their_buckets_whoever_leads_them(tmp_path, columns: str) -> None:
+async def test_rows_of_a_kafka_client_reach_buckets_of_any_leader(tmp_path, columns: str) -> None:
     async with direct_cluster(tmp_path, 3, extensions) as cluster:
         keyed = {} if "PRIMARY" in columns else {"bucket_key": ("k",)}
         opened = await created(cluster, columns, **keyed)
@@ -112,7 +112,7 @@ async def test_rows_of_a_kafka_client_go_to_their_buckets_whoever_leads_them(tmp
         assert await all_rows(opened) == [*rows, *more]
 
 
-async def test_what_another_broker_refuses_is_refused_everywhere_and_told_by_its_record(tmp_path) -> None:
+async def test_a_refusal_of_one_broker_refuses_the_batch_and_names_the_record(tmp_path) -> None:
     async with direct_cluster(tmp_path, 3, extensions) as cluster:
         columns = "k INT, v INT, PRIMARY KEY (k)"
         given = {"table.merge-engine": "aggregation", "fields.v.agg": "sum"}
@@ -239,7 +239,7 @@ async def test_a_batch_waits_for_no_broker_that_is_away_and_leaves_nothing_behin
         assert await all_rows(opened) == rows
 
 
-async def test_rows_that_are_held_for_nobody_are_let_go_of(tmp_path, monkeypatch) -> None:
+async def test_held_rows_without_a_request_are_released(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("headrace.tablelayer.server.bucket.held_rows.HELD_SECONDS", 600.0)
     async with direct_cluster(tmp_path, 1, extensions) as cluster:
         table = (await created(cluster, "k INT, PRIMARY KEY (k)"))[1]
@@ -265,7 +265,7 @@ async def test_rows_that_are_held_for_nobody_are_let_go_of(tmp_path, monkeypatch
         assert (logged.error_code, logged.base_offset) == (0, 0), "of the others nothing is there"
 
 
-async def test_whoever_waits_for_rows_hears_that_they_were_lost_with_an_earlier_leader(tmp_path) -> None:
+async def test_a_waiting_request_fails_when_its_rows_are_lost_with_the_leader(tmp_path) -> None:
     """The offset alone would match rows of the next leader."""
     async with direct_cluster(tmp_path, 1, extensions) as cluster:
         table = (await created(cluster, "k INT, PRIMARY KEY (k)"))[1]
@@ -416,9 +416,7 @@ async def test_a_commit_that_was_broken_off_is_completed_with_the_same_rows(tmp_
         assert await spread.rows() == ALL
 
 
-async def test_what_was_decided_is_completed_when_the_broker_that_decided_is_back(
-    tmp_path, monkeypatch
-) -> None:
+async def test_a_returning_broker_completes_its_decided_commit(tmp_path, monkeypatch) -> None:
     async with direct_cluster(tmp_path, 3, extensions) as cluster:
         spread = Spread(cluster, await created(cluster, "n BIGINT"))
         assert await spread.stage(0, "a", EACH) == [0] * BUCKETS
@@ -523,7 +521,7 @@ async def test_a_table_of_several_brokers_is_tiered_by_rounds_of_the_controller(
 
 
 @pytest.mark.parametrize("made", ["a partition", "a dead-letter topic"])
-async def test_what_a_write_makes_is_made_when_the_missing_broker_is_back(tmp_path, made: str) -> None:
+async def test_a_write_creates_its_partition_or_topic_when_brokers_return(tmp_path, made: str) -> None:
     """Meanwhile the writer gets a retriable error: another code would make a Kafka client drop the rows."""
     is_partition = made == "a partition"
     given = {"table.replication.factor": "2", "table.kafka.dead-letter-topic": "letters"}
@@ -558,7 +556,7 @@ async def test_what_a_write_makes_is_made_when_the_missing_broker_is_back(tmp_pa
         assert broker.context.metadata.topic("default.t.x" if is_partition else "letters") is not None
 
 
-async def test_dead_letters_go_to_their_topic_whoever_leads_it(tmp_path) -> None:
+async def test_dead_letters_reach_their_topic_on_any_leader(tmp_path) -> None:
     async with direct_cluster(tmp_path, 2, extensions) as cluster:
         opened = await created(cluster, "k INT", given={"table.kafka.dead-letter-topic": "letters"})
         for number, table in opened.items():
@@ -579,7 +577,7 @@ def may(broker: DirectBroker, name: str) -> bool:
     return broker.context.authorizer.may(session, HOST, Operation.WRITE, ResourceType.TOPIC, "default.t")
 
 
-async def test_dead_letters_go_to_another_brokers_topic_by_the_right_of_who_named_it(tmp_path) -> None:
+async def test_dead_letters_use_the_right_of_the_user_who_named_the_topic(tmp_path) -> None:
     """Brokers have CLUSTER_ACTION, and no right to users' topics."""
     async with direct_cluster(tmp_path, 2, extensions, config=SECURED) as cluster:
         cluster.brokers = {number: client(broker, "admin") for number, broker in cluster.brokers.items()}

@@ -115,7 +115,7 @@ async def test_a_batch_of_very_many_rows_costs_a_consumer_a_piece(tmp_path: Path
             assert set(records.values()) == {b'{"b":false}'}
 
 
-async def test_what_consumers_hold_is_counted_and_beyond_the_bound_they_get_a_piece(tmp_path: Path) -> None:
+async def test_bytes_held_by_consumers_are_bounded(tmp_path: Path) -> None:
     limits = Limits(consumed_bytes_max=4 * PIECE, transcoded_cache_bytes=0)
     async with tables(tmp_path, limits=limits) as all_tables:
         table = await all_tables.create("id INT, text STRING")
@@ -151,7 +151,7 @@ def lying(table: Table) -> list[bytes]:
     return [surplus, rubbish]
 
 
-async def test_r17_8_readers_pass_over_batches_that_cannot_be_read_and_tell_of_each_once(
+async def test_r17_8_readers_skip_unreadable_batches_and_report_each_once(
     tmp_path: Path, own_log: pytest.LogCaptureFixture
 ) -> None:
     async with tables(tmp_path) as all_tables:

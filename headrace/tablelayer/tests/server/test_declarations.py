@@ -24,14 +24,14 @@ def test_every_message_is_of_one_declared_api():
     assert set(kinds) == messages
 
 
-def test_of_all_apis_only_a_scan_of_the_log_ends_with_its_client():
+def test_only_log_scans_are_cancelled_with_their_client():
     """The scan waits and changes nothing; a request that changes something runs to its end."""
     assert [each.request for each in TableExtension().apis() if each.cancel_on_disconnect] == [
         m.ScanLogRequest
     ]
 
 
-async def test_what_the_first_table_needs_is_loaded_in_a_thread() -> None:
+async def test_modules_for_the_first_table_are_loaded_in_a_thread() -> None:
     loaded: list[str] = []
 
     async def run(_load: Callable[[str], object], name: str) -> None:

@@ -81,7 +81,7 @@ def test_a_flush_without_space_is_due_again(store: KeyValueStore, database: Data
     assert (store.bytes_since_flush, store.durable_offset) == (0, 5)
 
 
-def test_what_is_written_during_a_flush_is_in_the_files_after_the_next(
+def test_rows_written_during_a_flush_are_durable_after_the_next(
     store: KeyValueStore, database: Database
 ) -> None:
     store.write([([b"k"], [b"v"])], 5, 1)
@@ -106,7 +106,7 @@ def test_a_write_without_space_changes_nothing_and_can_be_repeated(
     assert (store.applied_offset, store.visible_offset, store.row_count) == (5, 5, 1)
 
 
-def test_other_errors_keep_their_type(store: KeyValueStore, database: Database) -> None:
+def test_errors_other_than_a_full_disk_keep_their_type(store: KeyValueStore, database: Database) -> None:
     database.error = Exception("Corruption: block checksum mismatch")
     with pytest.raises(Exception, match="Corruption") as caught:
         store.write([([b"k"], [b"v"])], 5, 1)
@@ -138,7 +138,7 @@ def test_offset_and_number_of_rows_are_of_one_moment_at_every_step_of_a_write(st
 
 
 @pytest.mark.parametrize("interrupted", [KeyValueStore.flush, KeyValueStore._apply])
-def test_what_is_not_durable_is_due_whatever_a_flush_and_a_write_do_beside_each_other(
+def test_unflushed_rows_stay_due_when_a_flush_and_a_write_interleave(
     tmp_path: Path, interrupted: Callable[..., None]
 ) -> None:
     """The other operation runs completely between any two steps of the one."""

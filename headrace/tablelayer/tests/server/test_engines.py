@@ -256,7 +256,7 @@ async def test_r9_bitmaps_are_united(tmp_path: Path) -> None:
     assert [bits64(each) for each in got] == [{10, 20}, {10, 20, 30, 1 << 40}]
 
 
-async def test_r9_what_is_no_bitmap_is_refused(tmp_path: Path) -> None:
+async def test_r9_a_malformed_bitmap_is_refused(tmp_path: Path) -> None:
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create(
             "k INT, v BYTES, PRIMARY KEY (k) NOT ENFORCED",
@@ -356,7 +356,7 @@ async def test_r9_9_a_retry_never_counts_twice_not_even_after_a_restart(tmp_path
         assert await table.state() == [row(1, 5)]
 
 
-async def test_r9_11_what_a_partial_write_leaves_out_has_a_value_from_then_on(tmp_path: Path) -> None:
+async def test_r9_11_columns_omitted_by_a_partial_write_count_as_set(tmp_path: Path) -> None:
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create(
             "k INT, a INT, b INT, c INT DEFAULT 7, d INT, PRIMARY KEY (k) NOT ENFORCED",

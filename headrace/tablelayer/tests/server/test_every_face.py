@@ -62,7 +62,7 @@ def through(face: str, schema: Schema, rows: pa.RecordBatch) -> pa.RecordBatch:
     batches(max_columns=5, column_types=plain_types | avro_nested_types, values=with_edges),
     st.permutations(sorted(FACES)),
 )
-def test_r17_what_one_face_writes_every_other_one_reads(
+def test_r17_rows_pass_through_every_format_unchanged(
     made: tuple[Schema, pa.RecordBatch], order: list[str]
 ) -> None:
     schema, rows = made
@@ -91,7 +91,7 @@ def test_r17_nulls_and_edges_of_every_type(face: str) -> None:
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_r17_what_is_not_a_number_stays_so(face: str) -> None:
+def test_r17_nan_passes_through_every_format(face: str) -> None:
     schema = Schema.of([("f", FLOAT), ("d", DOUBLE)])
     rows = pa.RecordBatch.from_pydict({"f": [np.nan, None], "d": [None, np.nan]}, schema.arrow())
     found = through(face, schema, rows)

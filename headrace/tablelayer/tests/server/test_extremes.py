@@ -142,7 +142,7 @@ def _plain(scalar: pa.Scalar) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_of_log_tables_with_and_without_statistics(
+async def test_extremes_of_log_tables_with_and_without_statistics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     rng = random.Random(seed)
@@ -177,7 +177,7 @@ async def test_of_log_tables_with_and_without_statistics(
         check(table, await ask(table, schema.names), every.slice(cut))
 
 
-async def test_texts_of_which_statistics_know_a_part_are_read(
+async def test_texts_with_truncated_statistics_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writes, "STATISTICS_FROM_ROWS", 1)
@@ -193,7 +193,7 @@ async def test_texts_of_which_statistics_know_a_part_are_read(
             check(table, await ask(table, ["s"]), pa.Table.from_batches([rows]))
 
 
-async def test_of_a_primary_key_table_they_are_of_its_rows_and_of_an_empty_one_null(tmp_path: Path) -> None:
+async def test_extremes_of_a_primary_key_table_are_of_its_rows(tmp_path: Path) -> None:
     async with tables(tmp_path) as server:
         table = await server.create("k INT, d DOUBLE, PRIMARY KEY (k) NOT ENFORCED")
         schema = pa.schema([("k", pa.int32()), ("d", pa.float64())])
@@ -212,7 +212,7 @@ async def test_of_a_primary_key_table_they_are_of_its_rows_and_of_an_empty_one_n
         assert decode_ipc(found.extremes, schema.remove(0)).to_pylist() == [{"d": -4.0}, {"d": -1.0}]
 
 
-async def test_columns_of_other_schemas_have_their_values_there(
+async def test_extremes_of_columns_of_older_schemas_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writes, "STATISTICS_FROM_ROWS", 1)

@@ -26,7 +26,7 @@ def key(number: int) -> bytes:
     return ROW_PREFIX + b"%03d" % number
 
 
-def test_they_are_those_of_the_store_whatever_is_written(tmp_path: Path) -> None:
+def test_remembered_first_rows_equal_the_store_after_any_write(tmp_path: Path) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -56,7 +56,7 @@ def test_they_are_those_of_the_store_whatever_is_written(tmp_path: Path) -> None
     assert store.first_in_memory(1) is None
 
 
-def test_what_was_read_beside_a_write_is_not_remembered() -> None:
+def test_first_rows_read_during_a_write_are_not_remembered() -> None:
     first = FirstRows(Remembered(), ROW_PREFIX)
     before = first.begin()
     assert before is not None
@@ -77,7 +77,7 @@ def test_what_was_read_beside_a_write_is_not_remembered() -> None:
         assert first.values(1) is None
 
 
-def test_it_is_a_little_of_a_few_stores() -> None:
+def test_remembered_first_rows_are_bounded() -> None:
     remembered = Remembered()
     stores = [FirstRows(remembered, ROW_PREFIX) for _ in range(300)]
     for store in stores:

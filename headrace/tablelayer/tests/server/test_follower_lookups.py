@@ -67,7 +67,7 @@ def knows_its_time(cluster: DirectCluster, node_id: int, offset: int) -> bool:
     )
 
 
-async def test_a_follower_answers_who_takes_it_and_says_how_stale_that_is(
+async def test_a_follower_answers_a_bounded_stale_lookup_with_its_staleness(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with direct_cluster(tmp_path, 3, extensions, config=OFTEN) as cluster:
@@ -131,7 +131,7 @@ async def test_a_follower_answers_who_takes_it_and_says_how_stale_that_is(
         assert (await ask(other, LONG_MS)).error_code == 0
 
 
-async def test_r13_4_what_was_acknowledged_before_the_bound_is_in_the_answer(
+async def test_r13_4_writes_acknowledged_before_the_staleness_bound_are_visible(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rule holds although stores apply late, answers are read meanwhile, and a leader ends."""
@@ -204,7 +204,7 @@ async def test_r13_4_what_was_acknowledged_before_the_bound_is_in_the_answer(
         assert min(bounds[1:]) >= 0
 
 
-async def test_who_may_look_up_at_the_leader_may_at_a_follower_and_nobody_else(tmp_path: Path) -> None:
+async def test_lookups_at_a_follower_need_the_same_rights_as_at_the_leader(tmp_path: Path) -> None:
     config = {**OFTEN, **SECURED, "super.users": "User:admin;User:ANONYMOUS"}  # the brokers among themselves
     async with direct_cluster(tmp_path, 3, extensions, config=config) as cluster:
         cluster.brokers = {number: client(broker, "admin") for number, broker in cluster.brokers.items()}

@@ -211,7 +211,7 @@ async def state(table: Table) -> list[str]:
 SEED = random.Random().getrandbits(32)
 
 
-async def test_r1_7_a_mutated_append_is_refused_or_read_by_everybody(tmp_path: Path) -> None:
+async def test_r1_7_a_mutated_append_is_refused_or_readable_by_all(tmp_path: Path) -> None:
     print("seed", SEED)
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create(COLUMNS)
@@ -224,7 +224,7 @@ async def test_r1_7_a_mutated_append_is_refused_or_read_by_everybody(tmp_path: P
         assert (await send(table, bytes(honest))).error_code == 0
 
 
-async def test_r1_7_a_mutated_put_is_refused_or_read_by_everybody_and_replayed(tmp_path: Path) -> None:
+async def test_r1_7_a_mutated_put_is_refused_or_readable_and_replayable(tmp_path: Path) -> None:
     print("seed", SEED)
     async with tables(tmp_path / "a") as all_tables:
         table = await all_tables.create(KEYED)
@@ -386,7 +386,7 @@ async def test_statistics_of_a_client_are_not_believed(tmp_path: Path) -> None:
         assert len(found) == 1
 
 
-async def test_what_a_write_takes_from_the_budget_is_its_size_without_compression(tmp_path: Path) -> None:
+async def test_a_write_reserves_its_decompressed_size(tmp_path: Path) -> None:
     async with tables(tmp_path) as all_tables:
         for columns, put in (("s STRING", False), ("s STRING, PRIMARY KEY (s) NOT ENFORCED", True)):
             table = await all_tables.create(columns, name=f"t{put}")

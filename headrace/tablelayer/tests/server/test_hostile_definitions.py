@@ -176,7 +176,7 @@ async def test_a_definition_has_a_size_before_it_is_read(tmp_path: Path) -> None
         ('"x": ' + "9" * 10_000, "definition in JSON"),
     ],
 )  # fmt: skip
-def test_a_definition_that_is_none_is_refused_with_words(given: str, words: str) -> None:
+def test_a_malformed_definition_is_refused_with_a_message(given: str, words: str) -> None:
     base = '"database": "default", "table": "t", "schema": {"columns": [{"name": "a", "type": "INT"}]}'
     with pytest.raises(TableError) as caught:
         TableDefinition.from_json("{" + base + ", " + given + "}")
@@ -210,7 +210,7 @@ NO_CHANGES = [
 ]  # fmt: skip
 
 
-def test_changes_that_are_none_are_refused_with_words(
+def test_malformed_changes_are_refused_with_a_message(
     tmp_path: Path, own_log: pytest.LogCaptureFixture
 ) -> None:
     async def work() -> None:

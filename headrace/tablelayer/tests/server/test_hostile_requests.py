@@ -97,7 +97,7 @@ def test_extreme_numbers_are_answered(tmp_path: Path, own_log: pytest.LogCapture
     )
 
 
-def test_what_workers_say_stays_in_its_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_text_of_workers_cannot_forge_log_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
     async def work() -> None:
@@ -125,7 +125,7 @@ def test_what_workers_say_stays_in_its_line(tmp_path: Path, caplog: pytest.LogCa
     assert all(line.isprintable() and len(line) < 2200 for line in lines)
 
 
-def test_old_versions_of_lake_messages_are_told_what_they_cannot_be_told(
+def test_old_versions_of_lake_messages_get_answers_that_they_can_carry(
     tmp_path: Path, own_log: pytest.LogCaptureFixture
 ) -> None:
     async def work() -> None:

@@ -151,7 +151,7 @@ async def test_r17_3_an_overflow_in_one_bucket_leaves_the_others_as_they_were(
 
 @pytest.mark.parametrize("sql", [HITS, HITS_BY_DAY, LOG])
 @pytest.mark.parametrize("restarts", [False, True])
-async def test_r17_3_what_breaks_off_between_two_appends_is_repaired_by_the_same_batch(
+async def test_r17_3_an_interrupted_batch_is_completed_by_its_repetition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: str, restarts: bool
 ) -> None:
     """The batch breaks off at any place; with `restarts` the server continues from the files of that moment."""

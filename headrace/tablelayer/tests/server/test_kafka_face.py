@@ -77,7 +77,7 @@ async def test_r17_12_the_records_of_a_table_are_not_bounded_by_max_message_byte
         assert (await table.put(("+", row(2, "y" * 3_000_000)))).error_code == 0
 
 
-async def test_r17_13_minus_zero_stays_what_it_is(tmp_path: Path) -> None:
+async def test_r17_13_minus_zero_is_kept(tmp_path: Path) -> None:
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create("id INT, d DOUBLE, f FLOAT, PRIMARY KEY (id) NOT ENFORCED")
         await table.broker.produce(
@@ -210,7 +210,7 @@ async def test_r17_3_deletes_of_a_table_without_them(tmp_path: Path) -> None:
         assert await table.state() == []
 
 
-async def test_r17_4_both_faces_see_the_same_rows_at_the_same_offsets(tmp_path: Path) -> None:
+async def test_r17_4_kafka_and_table_clients_see_the_same_rows_at_the_same_offsets(tmp_path: Path) -> None:
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create("id BIGINT, name STRING", bucket_key=["id"], buckets=2)
         for start in range(0, 60, 20):

@@ -93,7 +93,7 @@ async def test_one_holder_until_the_lease_ends(rounds: LakeRounds, time: Time) -
         await rounds.commit(ORDERS, 1, 7, {0: 5})
 
 
-async def test_two_who_ask_at_once_do_not_both_get_it(rounds: LakeRounds) -> None:
+async def test_concurrent_requests_for_a_round_grant_it_once(rounds: LakeRounds) -> None:
     answers = await asyncio.gather(*(rounds.begin(worker, [orders()], force=True) for worker in "abc"))
     assert sorted(map(str, answers)) == sorted(map(str, [(ORDERS, 1), None, None]))
 
@@ -117,7 +117,7 @@ async def test_a_round_that_could_not_be_noted_was_not_given(time: Time) -> None
     rounds.heartbeat(*granted)
 
 
-async def test_a_server_that_was_overtaken_grants_nothing_and_goes_on_from_what_is_known(time: Time) -> None:
+async def test_an_overtaken_server_grants_nothing_and_reads_again(time: Time) -> None:
     store = Store()
     old, new = (LakeRounds(store, time, Timing(lease=10_000)) for _ in range(2))
     assert await old.begin("a", [orders()], force=True) == (ORDERS, 1)
@@ -133,7 +133,7 @@ async def test_a_server_that_was_overtaken_grants_nothing_and_goes_on_from_what_
     assert await old.begin("a", [orders()], force=True) == (ORDERS, 3)
 
 
-async def test_what_is_read_of_others_takes_nothing_back_that_is_being_written(time: Time) -> None:
+async def test_reading_other_rounds_does_not_undo_a_pending_write(time: Time) -> None:
     store = Store()
     one, other = (LakeRounds(store, time, Timing(lease=10_000)) for _ in range(2))
     assert await one.begin("a", [orders()], force=True) == (ORDERS, 1)
@@ -171,7 +171,7 @@ async def test_a_commit_is_recorded_and_never_goes_back(rounds: LakeRounds, time
     assert dict(rounds.state(ORDERS).offsets) == {0: 12, 1: 4}
 
 
-async def test_freshness_decides_what_is_due_and_the_longest_waiting_goes_first(
+async def test_freshness_decides_which_table_is_due_and_the_longest_waiting_is_first(
     rounds: LakeRounds, time: Time
 ) -> None:
     both = [orders(), Candidate(ITEMS, 5_000)]

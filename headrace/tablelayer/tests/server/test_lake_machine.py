@@ -206,7 +206,7 @@ def test_a_worker_that_falls_silent_loses_its_round_and_every_sign_of_life_renew
         machine.heartbeat(Now(0, 22_001), table_id, epoch)
 
 
-def test_what_has_waited_longest_is_next_and_nothing_before_its_time() -> None:
+def test_the_longest_waiting_table_is_next_and_none_before_its_time() -> None:
     machine = LakeMachine(TIMING)
     other = [Candidate(UUID(int=n), 5_000) for n in (7, 8)]
     for table, at in zip(other, (3_000, 1_000), strict=True):

@@ -37,7 +37,7 @@ TAKEN = [
 ]
 
 
-async def test_what_says_where_files_go_or_which_class_is_loaded_is_refused(tmp_path: Path) -> None:
+async def test_lake_options_that_choose_locations_or_classes_are_refused(tmp_path: Path) -> None:
     async with tables(tmp_path) as all_tables:
         lakes = {}
         for lake in ("iceberg", "paimon"):
@@ -56,7 +56,7 @@ async def test_what_says_where_files_go_or_which_class_is_loaded_is_refused(tmp_
             assert table.definition.options[name] == value
 
 
-def test_the_operator_allows_more_and_what_a_table_has_it_keeps(tmp_path: Path) -> None:
+def test_operators_allow_more_lake_options_and_tables_keep_theirs(tmp_path: Path) -> None:
     allowed = {"datalake.table.options.allowed": "iceberg.write.data.path, paimon.tag.*"}
     given = {"table.datalake.format": "iceberg", "iceberg.write.data.path": "s3://elsewhere/"}
 

@@ -50,7 +50,7 @@ async def described(broker: Any, token: str | None, version: int = 2) -> dict[st
 
 
 @pytest.mark.parametrize("token", [None, TOKEN])
-def test_credentials_are_told_to_who_has_the_token_and_to_nobody_else(
+def test_lake_credentials_need_the_tiering_token(
     tmp_path: Path, token: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = {**SECRETS, **OPEN, **OTHERS, **({"datalake.tiering.token": token} if token else {})}
@@ -88,7 +88,7 @@ def test_credentials_are_told_to_who_has_the_token_and_to_nobody_else(
     assert TOKEN not in caplog.text
 
 
-def test_what_was_kept_from_a_job_is_named_to_it_and_never_shown() -> None:
+def test_a_missing_credential_is_named_to_the_job_and_never_shown() -> None:
     status = LakeStatus(True, "iceberg", None, properties={**OPEN, **SECRETS})
     assert "s3cret" not in repr(status)
     status = LakeStatus(True, "iceberg", None, properties={**OPEN, "datalake.iceberg.token": None})
@@ -137,7 +137,7 @@ def test_a_job_presents_the_token_of_its_environment(monkeypatch: pytest.MonkeyP
         assert TOKEN not in repr(coordinator)
 
 
-def test_a_place_that_everybody_sees_has_no_password_and_a_token_is_no_word() -> None:
+def test_visible_locations_have_no_password_and_short_tokens_are_refused() -> None:
     keys = TableExtension().broker_configs()
     for name in ("datalake.iceberg.uri", "datalake.iceberg.warehouse", "datalake.paimon.warehouse"):
         with pytest.raises(ConfigError, match="would be visible to all clients") as caught:

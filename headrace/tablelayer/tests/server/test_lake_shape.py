@@ -27,7 +27,9 @@ TAKEN = [("paimon", "_file STRING"), ("iceberg", "rowkind STRING"), ("paimon", "
 
 
 @pytest.mark.parametrize(("lake", "column", "said"), REFUSED)
-async def test_what_no_round_could_tier_is_refused(tmp_path: Path, lake: str, column: str, said: str) -> None:
+async def test_columns_that_cannot_be_tiered_are_refused(
+    tmp_path: Path, lake: str, column: str, said: str
+) -> None:
     enabled = {"table.datalake.enabled": "true", "table.datalake.format": lake}
     async with tables(tmp_path, LAKES) as all_tables:
         with pytest.raises(AssertionError, match=said):
@@ -71,7 +73,7 @@ async def test_a_table_of_an_earlier_release_can_be_altered(
             await altered.alter("SET ('table.datalake.enabled' = 'true')")
 
 
-async def test_what_is_to_be_tiered_without_a_lake_is_measured_and_logged_once(
+async def test_a_tiered_table_without_a_lake_is_measured_and_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     lake = {

@@ -106,7 +106,7 @@ async def test_a_partition_that_is_held_to_be_dropped_takes_nothing_for_a_while(
         assert not is_held()
 
 
-async def test_a_plain_topic_is_tiered_and_keeps_what_the_lake_does_not_have(tmp_path: Path) -> None:
+async def test_a_tiered_topic_keeps_records_that_the_lake_lacks(tmp_path: Path) -> None:
     async with tables(tmp_path, LAKES) as all_tables:
         broker, extension = all_tables.broker, all_tables.extension
         topic = await broker.create_topic("clicks", **{"datalake.enabled": "true"})
@@ -140,7 +140,7 @@ async def test_a_plain_topic_is_tiered_and_keeps_what_the_lake_does_not_have(tmp
         ({"datalake.table": "a.b.c.d"}, "set 'datalake.table' to database.table"),
     ],
 )
-async def test_what_cannot_be_is_refused_when_the_topic_is_made(
+async def test_an_invalid_lake_topic_is_refused_at_its_creation(
     tmp_path: Path, config: dict[str, str], said: str
 ) -> None:
     async with tables(tmp_path, LAKES) as all_tables:

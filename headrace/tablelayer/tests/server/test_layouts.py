@@ -38,12 +38,12 @@ async def people(table: Table) -> dict[int, str]:
     return {row["id"]: row["name"] for row in await table.state()}
 
 
-def test_there_is_one_of_each_layout() -> None:
+def test_every_layout_has_a_test_directory() -> None:
     assert {int(name.partition("-")[0]) for name in NAMES} == set(range(1, LAYOUT_VERSION + 1))
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_what_an_earlier_layout_has_is_read_and_gone_on_with(tmp_path: Path, name: str) -> None:
+async def test_a_directory_of_an_earlier_layout_is_read_and_written(tmp_path: Path, name: str) -> None:
     unpack(name, tmp_path)
     expected = {at: f"later {at}" if at < 5 else f"name {at}" for at in range(19)}
     for start in range(2):
@@ -70,7 +70,7 @@ async def test_what_an_earlier_layout_has_is_read_and_gone_on_with(tmp_path: Pat
     assert f"version={LAYOUT_VERSION}\n" in (tmp_path / "meta.properties").read_text()
 
 
-async def test_what_a_newer_version_has_written_is_refused(tmp_path: Path) -> None:
+async def test_a_directory_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     unpack(NAMES[-1], tmp_path)
     properties = tmp_path / "meta.properties"
     text = properties.read_text().replace(f"version={LAYOUT_VERSION}", f"version={LAYOUT_VERSION + 1}")

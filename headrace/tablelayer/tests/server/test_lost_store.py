@@ -63,7 +63,7 @@ table is gone reports success, as for a table that another server drops meanwhil
 
 @pytest.mark.parametrize("carries_out", [True, False])
 @pytest.mark.parametrize("change", CHANGES)
-async def test_of_a_change_that_may_have_been_made_that_is_said(
+async def test_a_table_change_with_an_unknown_outcome_times_out(
     tmp_path: Path, change: str, carries_out: bool
 ) -> None:
     build, *after = CHANGES[change]

@@ -177,7 +177,7 @@ def test_the_memtables_of_many_stores_are_small_from_the_first_row_on(tmp_path: 
     assert taken[1] < 50_000
 
 
-def test_opening_a_store_leaves_as_much_time_to_everybody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opening_a_store_pauses_as_long_as_it_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     paused: list[float] = []
     threads = SystemThreads()
     monkeypatch.setattr(threads, "pause", paused.append)

@@ -552,7 +552,7 @@ async def test_no_more_partitions_ahead_than_a_table_may_have(tmp_path: Path) ->
         assert "'21'" in altered.error_message
 
 
-def test_what_goes_wrong_with_one_table_is_told_and_the_others_are_looked_after(
+def test_a_failing_table_is_reported_and_does_not_stop_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, often: None
 ) -> None:
     def plan(definition: TableDefinition, *arguments: Any) -> PartitionPlan:
@@ -583,7 +583,7 @@ def test_what_goes_wrong_with_one_table_is_told_and_the_others_are_looked_after(
     assert "the partitions of table default.bad" in caplog.text
 
 
-async def test_a_table_that_is_not_understood_is_offline_and_the_server_starts(tmp_path: Path) -> None:
+async def test_a_table_that_cannot_be_read_is_offline_and_the_server_starts(tmp_path: Path) -> None:
     async with tables(tmp_path) as all_tables:
         await all_tables.create("id INT", name="good")
         await all_tables.create("id INT", name="bad")

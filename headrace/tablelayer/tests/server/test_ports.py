@@ -34,5 +34,5 @@ def test_the_server_of_tables_touches_nothing_of_the_system() -> None:
     assert not problems, "\n".join(["these take from the system what a port gives them:", *problems])
 
 
-def test_what_is_left_out_has_to_be() -> None:
+def test_exemptions_from_the_table_servers_port_rule_are_needed() -> None:
     assert [name for name in LEFT_OUT if not touched((ROOT / name).read_text())] == []

@@ -36,7 +36,7 @@ async def limit(db: Tables, key: str, value: float) -> None:
     assert answer.entries[0].error_code == 0
 
 
-def test_what_is_charged_is_declared(tmp_path: Path) -> None:
+def test_charged_apis_are_declared(tmp_path: Path) -> None:
     async def work() -> None:
         async with tables(tmp_path) as db:
             found: dict[Quota, set[type]] = {quota: set() for quota in CHARGED}

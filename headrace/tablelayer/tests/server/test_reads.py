@@ -36,7 +36,7 @@ def log_row(number: int) -> dict[str, object]:
     return {"id": number, "name": f"name {number}", "price": None, "at": None}
 
 
-async def test_lookups_keep_the_order_and_say_what_is_absent(tmp_path: Path) -> None:
+async def test_lookups_keep_the_order_and_mark_absent_keys(tmp_path: Path) -> None:
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create(KEYED)
         rows = [{"id": n, "name": f"row {n}", "n": None} for n in range(50)]
@@ -114,7 +114,7 @@ async def test_prefix_lookups_give_each_prefix_its_rows_in_key_order(tmp_path: P
 
 
 @pytest.mark.parametrize("compression", ["ZSTD", "LZ4_FRAME", "NONE"])
-async def test_a_log_table_gives_back_what_was_appended_whole_and_projected(
+async def test_a_log_table_returns_appended_rows_whole_and_projected(
     tmp_path: Path, compression: str
 ) -> None:
     async with tables(tmp_path) as all_tables:
@@ -306,7 +306,7 @@ async def test_a_scan_is_read_by_its_host_of_its_table_and_its_id_is_random(tmp_
 
 
 @pytest.mark.parametrize("past", [False, True])
-async def test_nobody_is_locked_out_by_the_scans_of_others(tmp_path: Path, past: bool) -> None:
+async def test_open_scans_of_a_client_do_not_lock_out_others(tmp_path: Path, past: bool) -> None:
     limits = Limits(
         scans_open_max=4, scans_per_client_max=3, past_states_max=4, past_states_per_client_max=3,
         scan_idle_seconds=3600.0,
@@ -339,7 +339,7 @@ async def test_nobody_is_locked_out_by_the_scans_of_others(tmp_path: Path, past:
         assert gone == [TableErrorCode.SCAN_EXPIRED, 0, 0, 0]
 
 
-async def test_a_client_beyond_its_share_loses_what_it_has_not_used_for_long(tmp_path: Path) -> None:
+async def test_a_client_beyond_its_share_loses_its_least_recently_used_scan(tmp_path: Path) -> None:
     limits = Limits(scans_per_client_max=2, scan_idle_seconds=0.0)
     async with tables(tmp_path, limits=limits) as all_tables:
         table = await all_tables.create(KEYED)

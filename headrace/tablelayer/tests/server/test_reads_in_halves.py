@@ -58,7 +58,7 @@ def store(tmp_path: Path, memory: SharedMemory) -> Iterator[WatchedStore]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_many_keys_give_what_few_give(store: WatchedStore, seed: int) -> None:
+def test_many_keys_are_read_like_few(store: WatchedStore, seed: int) -> None:
     rng = np.random.default_rng(seed)
     values = [bytes(int(size)) for size in rng.choice([1, 40, 900], COUNT, p=[0.5, 0.4, 0.1])]
     store.write([(KEYS[::2], values[::2])], COUNT, COUNT // 2)
@@ -90,9 +90,7 @@ def test_two_threads_read_at_the_same_time_and_each_key_once(store: WatchedStore
     assert (len(store.readers), store.read) == (2, COUNT - 16), "the first are read one by one"
 
 
-def test_who_reads_does_not_wait_for_a_thread_that_is_at_something_else(
-    store: WatchedStore, memory: SharedMemory
-) -> None:
+def test_a_read_does_not_wait_for_a_busy_helper_thread(store: WatchedStore, memory: SharedMemory) -> None:
     store.write([(KEYS, [b"v"] * COUNT)], COUNT, COUNT)
     done = Event()
     memory.helper.submit(done.wait)
@@ -104,7 +102,7 @@ def test_who_reads_does_not_wait_for_a_thread_that_is_at_something_else(
 
 
 @pytest.mark.parametrize("bad", [KEYS[100], KEYS[-100]])
-def test_what_cannot_be_read_in_either_half_is_said(store: WatchedStore, bad: bytes) -> None:
+def test_a_read_error_in_either_half_is_raised(store: WatchedStore, bad: bytes) -> None:
     store.write([(KEYS, [b"v"] * COUNT)], COUNT, COUNT)
     store.bad = bad
     with pytest.raises(OSError, match="does not answer"):

@@ -152,7 +152,7 @@ def test_a_bare_key_stands_for_the_one_key_column(key: bytes, expected: str) -> 
 @pytest.mark.parametrize(
     "key", [b"seven", b"7x", b'7,"k":8', b'7}, {"k":8', b"[7]", b"7 8", b"", b'"7', b"\xff"]
 )
-def test_a_bare_key_that_is_no_value_is_quoted_as_it_was_sent(key: bytes) -> None:
+def test_a_malformed_bare_key_is_quoted_as_it_was_sent(key: bytes) -> None:
     with pytest.raises(RowError) as caught:
         from_kafka(records((b"1", None), (key, None), (b"seven", None)), PK)
     assert (caught.value.index, caught.value.column) == (1, "k")
@@ -212,7 +212,7 @@ rows_strategy = st.lists(
 
 
 @given(rows_strategy)
-def test_what_is_fetched_can_be_produced_again(rows: list[dict[str, Any]]) -> None:
+def test_fetched_records_can_be_produced_again(rows: list[dict[str, Any]]) -> None:
     batch = log_batch(PK, rows, [ChangeType.INSERT] * len(rows))
     written = from_kafka(decode_records(to_kafka(batch, PK)), PK)
     assert written.rows.to_pylist() == rows

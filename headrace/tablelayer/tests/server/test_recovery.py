@@ -118,7 +118,7 @@ def test_r12_a_damaged_snapshot_is_not_tried_again(tmp_path: Path) -> None:
     assert snapshots.downloaded == [8, 6]
 
 
-def test_what_a_killed_process_was_making_goes_and_a_damaged_store_stays(tmp_path: Path) -> None:
+def test_unfinished_stores_are_removed_and_damaged_ones_kept(tmp_path: Path) -> None:
     for name in ("0", "0.checkpoint", "0.restored", "0.as-of-1", "0.damaged", "1", "1.checkpoint"):
         (tmp_path / name).mkdir()
     opened(recovery_of(tmp_path / "0", None), 0, 9)

@@ -150,7 +150,7 @@ async def test_a_batch_of_bad_records_alone_leaves_its_sequence(tmp_path: Path) 
         assert (await produce(table, {"id": 1}, base_sequence=2000, **who)).error_code != 0
 
 
-async def test_what_only_the_merge_refuses_goes_there_too(tmp_path: Path) -> None:
+async def test_records_that_the_merge_refuses_become_dead_letters(tmp_path: Path) -> None:
     columns = "id INT, n TINYINT, PRIMARY KEY (id) NOT ENFORCED"
     async with tables(tmp_path) as all_tables:
         given = {**OPTION, "table.merge-engine": "aggregation", "fields.n.agg": "sum"}
@@ -175,7 +175,7 @@ async def test_rows_of_partitions_go_on_as_well(tmp_path: Path) -> None:
         assert [await (await all_tables.open(f"t.{name}")).count() for name in "ab"] == [1, 1]
 
 
-async def test_without_a_place_for_it_a_bad_record_refuses_its_batch(tmp_path: Path) -> None:
+async def test_without_a_dead_letter_topic_a_bad_record_refuses_its_batch(tmp_path: Path) -> None:
     async with tables(tmp_path) as all_tables:
         await all_tables.create("id INT", name="other")
         table = await all_tables.create("id INT", given={"table.kafka.dead-letter-topic": "default.other"})
@@ -191,7 +191,7 @@ async def test_without_a_place_for_it_a_bad_record_refuses_its_batch(tmp_path: P
         assert (await produce(table, {"id": 1}, b"{")).error_code == ErrorCode.INVALID_RECORD
 
 
-async def test_who_has_a_topic_written_to_must_be_allowed_to_write_it(tmp_path: Path) -> None:
+async def test_setting_a_dead_letter_topic_needs_write_on_it(tmp_path: Path) -> None:
     denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
     name = next(iter(OPTION))
 
@@ -236,7 +236,7 @@ async def test_who_has_a_topic_written_to_must_be_allowed_to_write_it(tmp_path: 
         assert await all_ways(ann) == [0] * 4
 
 
-async def test_reasons_are_shown_to_those_who_may_read_the_table(tmp_path: Path) -> None:
+async def test_reasons_of_refused_batches_need_read_on_the_table(tmp_path: Path) -> None:
     async with tables(tmp_path, SECURED) as all_tables:
         all_tables.broker = admin = client(all_tables.broker, "admin")
         table = await all_tables.create("id INT")

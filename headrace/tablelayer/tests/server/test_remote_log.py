@@ -109,7 +109,7 @@ async def test_columns_that_lie_far_apart_are_fetched_alone(tmp_path: Path) -> N
         assert fetched_bytes(made) < 16 * CHUNK_BYTES, "all of it was fetched"
 
 
-async def test_a_filter_with_columns_gives_of_remote_rows_what_it_gives_of_local_ones(tmp_path: Path) -> None:
+async def test_a_filtered_projection_is_the_same_for_remote_and_local_rows(tmp_path: Path) -> None:
     async with tiered(tmp_path) as made:
         table = await filled(made)
         schema = pa.schema([table.definition.schema.column(each).field() for each in ("id", "kind")])
@@ -128,7 +128,7 @@ async def test_a_filter_with_columns_gives_of_remote_rows_what_it_gives_of_local
             assert found == [{"id": at, "kind": at // 10 * 10} for at in wanted]
 
 
-async def test_of_batches_without_a_row_that_is_asked_for_the_other_columns_are_not_fetched(
+async def test_columns_of_batches_without_matching_rows_are_not_fetched(
     tmp_path: Path,
 ) -> None:
     async with tiered(tmp_path) as made:

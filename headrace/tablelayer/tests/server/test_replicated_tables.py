@@ -229,7 +229,7 @@ async def test_r13_1_the_next_leader_of_a_primary_key_table_has_its_rows_and_its
         assert await table.count() == 2
 
 
-async def test_r13_3_what_not_all_replicas_have_is_in_no_store(
+async def test_r13_3_unreplicated_rows_are_in_no_store(
     tmp_path: Path, impatience: Callable[[], None]
 ) -> None:
     async with direct_cluster(tmp_path, 3, extensions, config=NEEDED) as cluster:
@@ -261,7 +261,7 @@ async def test_r13_3_what_not_all_replicas_have_is_in_no_store(
         assert await found(table, 1) == [{"k": 1, "v": 3}]
 
 
-async def test_r13_3_a_leader_stores_what_is_replicated_and_nothing_else(
+async def test_r13_3_a_leader_stores_only_replicated_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replicated, most = Progress.high_watermark, [0]
@@ -285,7 +285,7 @@ async def test_r13_3_a_leader_stores_what_is_replicated_and_nothing_else(
         assert await found(table, 1, 2, 3) == [{"k": key, "v": 1} for key in (1, 2, 3)]
 
 
-async def test_r13_2_who_has_everything_waits_for_its_replicas_all_the_same(
+async def test_r13_2_a_complete_leader_still_waits_for_its_replicas(
     tmp_path: Path, impatience: Callable[[], None]
 ) -> None:
     async with direct_cluster(tmp_path, 3, extensions, config=NEEDED) as cluster:
@@ -305,7 +305,7 @@ async def test_r13_2_who_has_everything_waits_for_its_replicas_all_the_same(
         assert await found(table, 1) == [{"k": 1, "v": 1}]
 
 
-async def test_r13_3_a_standby_has_what_its_leader_says_is_replicated_and_nothing_else(
+async def test_r13_3_a_standby_stores_only_rows_that_its_leader_reports_replicated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with direct_cluster(tmp_path, 3, extensions) as cluster:
@@ -370,7 +370,7 @@ async def test_lookups_that_a_standby_has_answered_are_counted(tmp_path: Path) -
         assert await shown(other) == 3, "nor is the long way forgotten"
 
 
-async def test_r13_2_a_leader_that_may_have_lost_its_place_answers_nothing(
+async def test_r13_2_a_leader_that_may_be_deposed_answers_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with direct_cluster(tmp_path, 3, extensions) as cluster:
@@ -384,7 +384,7 @@ async def test_r13_2_a_leader_that_may_have_lost_its_place_answers_nothing(
         assert await table.lookup({"k": 1}) == [{"k": 1, "v": 1}]
 
 
-async def test_r13_2_a_new_leader_answers_when_it_has_what_the_one_before_may_have_shown(
+async def test_r13_2_a_new_leader_answers_after_it_has_all_rows_shown_before(
     tmp_path: Path,
 ) -> None:
     async with direct_cluster(tmp_path, 3, extensions) as cluster:
@@ -483,7 +483,7 @@ async def test_a_table_that_was_dropped_while_a_broker_was_down_leaves_nothing_t
         assert (tables / str(other.table_id) / "0").is_dir(), "of another table"
 
 
-async def test_a_standby_whose_log_is_cut_leaves_its_files_to_who_opens_the_next_store(
+async def test_a_standby_whose_log_is_cut_leaves_file_removal_to_a_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The work runs on the event loop, which renames the store and removes no file."""
@@ -557,7 +557,7 @@ async def test_a_bucket_moves_to_another_broker_with_its_store(tmp_path: Path) -
         await until(lambda: not left.exists())
 
 
-async def test_what_was_staged_is_committed_by_whoever_leads_then(tmp_path: Path) -> None:
+async def test_staged_rows_are_committed_by_the_current_leader(tmp_path: Path) -> None:
     async with direct_cluster(tmp_path, 3, extensions) as cluster:
         made = await created(cluster, "n BIGINT")
         table = await led(cluster, made, {1, 2, 3})
@@ -592,7 +592,7 @@ def joins_without_staged_rows(monkeypatch: pytest.MonkeyPatch, table: Table) -> 
     monkeypatch.setattr(bucket.services, "give_staged", nothing)
 
 
-async def test_a_replica_is_in_sync_when_it_has_what_is_staged(tmp_path: Path) -> None:
+async def test_a_replica_is_in_sync_when_it_has_all_staged_rows(tmp_path: Path) -> None:
     """The replica was away, comes back, and then leads and is alone."""
     async with direct_cluster(tmp_path, 3, extensions) as cluster:
         made = await created(cluster, "n BIGINT")
@@ -699,7 +699,7 @@ async def test_a_table_that_a_broker_does_not_know_yet_keeps_what_is_staged_for_
 
 
 @pytest.mark.parametrize("decided", [False, True])
-async def test_who_leads_now_is_given_what_was_staged_while_it_was_away(
+async def test_a_new_leader_gets_rows_staged_during_its_absence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decided: bool
 ) -> None:
     async with direct_cluster(tmp_path, 3, extensions) as cluster:
@@ -725,7 +725,7 @@ async def test_who_leads_now_is_given_what_was_staged_while_it_was_away(
         assert [row["n"] for _, row in await table.changelog()] == [1, 2]
 
 
-async def test_what_is_decided_waits_for_a_broker_that_may_have_it(
+async def test_a_decided_commit_waits_for_a_broker_that_may_have_its_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with direct_cluster(tmp_path, 3, extensions) as cluster:
@@ -771,7 +771,7 @@ async def test_rows_are_staged_with_as_many_as_a_write_needs(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("when", ["_check_kept", "_write_bucket"])
-async def test_what_the_leader_before_has_ended_is_not_begun_again(
+async def test_a_commit_finished_by_the_previous_leader_is_not_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """It still writes when the next leader reads the decision."""

@@ -158,9 +158,7 @@ async def test_every_table_api_is_in_one_of_the_lists(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", BETWEEN, ids=lambda kind: kind.__name__)
-async def test_what_brokers_ask_each_other_is_for_brokers_alone(
-    tmp_path: Path, kind: type[ApiMessage]
-) -> None:
+async def test_inter_broker_requests_need_cluster_action(tmp_path: Path, kind: type[ApiMessage]) -> None:
     async with secured(tmp_path) as made:
         await keyed(made)
         await allow(made.broker, Operation.ALL, TOPIC, "default.t")
@@ -214,7 +212,7 @@ async def test_by_name_the_refusal_is_the_same_whether_the_table_exists(tmp_path
         assert told(await ann.send(build("missing")))[0] != DENIED
 
 
-async def test_what_is_denied_costs_the_same_whether_it_is_there(tmp_path: Path) -> None:
+async def test_a_denied_table_request_costs_the_same_for_missing_tables(tmp_path: Path) -> None:
     """Counted in calls on the event loop, as `headrace/broker/tests/security/test_denied_work.py` does it."""
     found: list[tuple[str, int, int, int]] = []
     async with tables(tmp_path, SECURED, clock=StandingClock()) as made:
@@ -238,7 +236,9 @@ async def test_what_is_denied_costs_the_same_whether_it_is_there(tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", [PatternType.LITERAL, PatternType.PREFIXED])
-async def test_a_listing_costs_what_it_shows_whatever_is_hidden(tmp_path: Path, kind: PatternType) -> None:
+async def test_the_cost_of_a_listing_does_not_depend_on_hidden_tables(
+    tmp_path: Path, kind: PatternType
+) -> None:
     """Calls are counted, as above: the time does not reveal how many hidden tables a database has."""
     async with tables(tmp_path, SECURED, clock=StandingClock()) as made:
         made.broker = client(made.broker, "admin")
@@ -264,7 +264,7 @@ async def test_a_listing_costs_what_it_shows_whatever_is_hidden(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("api", ON_DATABASE)
-async def test_a_database_is_what_begins_with_its_name_and_a_dot(tmp_path: Path, api: str) -> None:
+async def test_a_database_is_a_prefix_of_its_name_and_a_dot(tmp_path: Path, api: str) -> None:
     operation, build = ON_DATABASE[api]
     async with secured(tmp_path) as made:
         await made.broker.send(m.CreateDatabaseRequest(name="shop"))
@@ -278,7 +278,7 @@ async def test_a_database_is_what_begins_with_its_name_and_a_dot(tmp_path: Path,
         assert told(await ann.send(build("shop")))[0] != DENIED
 
 
-async def test_listings_show_what_may_be_described(tmp_path: Path) -> None:
+async def test_listings_show_only_describable_tables(tmp_path: Path) -> None:
     async with secured(tmp_path) as made:
         await keyed(made, "seen")
         await keyed(made, "hidden")
@@ -294,7 +294,7 @@ async def test_listings_show_what_may_be_described(tmp_path: Path) -> None:
         assert told(await ann.send(m.CreateDatabaseRequest(name="new")))[0] == 0
 
 
-async def test_a_database_is_dropped_with_its_tables_by_those_who_may_drop_each(tmp_path: Path) -> None:
+async def test_dropping_a_database_with_tables_needs_delete_on_each(tmp_path: Path) -> None:
     async with secured(tmp_path) as made:
         await keyed(made)
         await grant(
@@ -307,7 +307,7 @@ async def test_a_database_is_dropped_with_its_tables_by_those_who_may_drop_each(
         assert (await made.broker.send(m.ListTablesRequest(database="default"))).tables == ["t"]
 
 
-async def test_what_is_tiered_is_listed_and_given_out_by_right(tmp_path: Path) -> None:
+async def test_tiering_rounds_are_listed_and_granted_by_right(tmp_path: Path) -> None:
     async with secured(tmp_path) as made:
         for name in ("t", "u"):
             await made.create("id BIGINT, v STRING", name=name, given={"table.datalake.enabled": "true"})
@@ -323,7 +323,7 @@ async def test_what_is_tiered_is_listed_and_given_out_by_right(tmp_path: Path) -
         assert (begun.granted, begun.table) == (True, "u")
 
 
-async def test_where_the_lake_is_is_for_those_who_may_read_or_tier_the_whole_table(tmp_path: Path) -> None:
+async def test_the_lakes_location_needs_read_or_alter_on_the_whole_table(tmp_path: Path) -> None:
     """`$lake` and union reads use this answer: a user with rights to some columns does not get it."""
     place = {"datalake.iceberg.type": "hadoop", "datalake.iceberg.warehouse": "/lake"}
     async with tables(tmp_path, {**SECURED, **place}) as made:
@@ -389,7 +389,7 @@ async def test_columns_that_are_withheld_are_in_no_answer(tmp_path: Path) -> Non
             assert "columns b of default.t are withheld; id, a may be read" in message
 
 
-async def test_the_kafka_face_is_for_those_who_may_read_the_whole_table(tmp_path: Path) -> None:
+async def test_the_kafka_view_needs_rights_on_the_whole_table(tmp_path: Path) -> None:
     async with secured(tmp_path) as made:
         await keyed(made)
         ann = client(made.broker, "ann")
@@ -413,7 +413,7 @@ async def test_a_key_that_is_withheld_cannot_be_looked_up(tmp_path: Path) -> Non
         assert await ann.limit(5, columns=["a"]) == [{"a": "x"}, {"a": "y"}]
 
 
-async def test_columns_are_those_of_today_by_whatever_name(tmp_path: Path) -> None:
+async def test_granted_columns_follow_renames(tmp_path: Path) -> None:
     async with secured(tmp_path) as made:
         table = await keyed(made)
         await grant_columns(made, "id", "b")
@@ -425,7 +425,7 @@ async def test_columns_are_those_of_today_by_whatever_name(tmp_path: Path) -> No
         ]
 
 
-async def test_what_denies_reading_the_table_denies_its_columns(tmp_path: Path) -> None:
+async def test_denied_read_on_a_table_denies_its_columns(tmp_path: Path) -> None:
     async with secured(tmp_path) as made:
         table = await keyed(made)
         await grant_columns(made, "id", "a", who="User:*")

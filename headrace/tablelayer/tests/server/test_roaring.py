@@ -81,7 +81,7 @@ def test_the_bytes_of_64_bits_are_those_of_java() -> None:
         (bitmap32(set(range(5000)))[:-1] + b"\xff", "cardinality"),
     ],
 )
-def test_other_bytes_are_refused(data: bytes, words: str) -> None:
+def test_malformed_32_bit_bitmaps_are_refused(data: bytes, words: str) -> None:
     for other in (None, bitmap32({1})):
         with pytest.raises(MalformedBitmapError, match=words):
             union(data, other, wide=False)
@@ -101,6 +101,6 @@ def test_any_bytes_are_a_bitmap_or_refused(data: bytes, wide: bool) -> None:
     "data", [b"\x01" * 7, struct.pack("<Q", 1 << 60), bitmap64({1})[:-1], bitmap64({1}) + b"x",
              struct.pack("<Q", 2) + 2 * (struct.pack("<I", 1) + bitmap32({1}))],
 )  # fmt: skip
-def test_other_bytes_of_64_bits_are_refused(data: bytes) -> None:
+def test_malformed_64_bit_bitmaps_are_refused(data: bytes) -> None:
     with pytest.raises(MalformedBitmapError):
         union(data, None, wide=True)

@@ -123,9 +123,7 @@ async def test_r17_9_columns_that_a_writer_leaves_out_count(tmp_path: Path) -> N
         ({"type": "record", "name": "nothing", "fields": []}, "ARRAY<ROW<a BINARY(1000)>>"),
     ],
 )
-def test_r17_9_items_of_avro_that_take_no_bytes_are_counted_as_what_they_become(
-    items: Any, kind: str
-) -> None:
+def test_r17_9_avro_items_without_bytes_are_counted_by_their_arrow_size(items: Any, kind: str) -> None:
     schema = {
         "type": "record",
         "name": "r",

@@ -193,7 +193,7 @@ async def check_keyed(table: Table, model: Model, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_r4_2_random_changes_and_writes_equal_a_dict_through_every_face(
+async def test_r4_2_random_changes_and_writes_equal_a_dict_for_every_client(
     tmp_path: Path, seed: int
 ) -> None:
     rng = random.Random(seed)
@@ -394,7 +394,7 @@ async def test_r4_2_a_column_dropped_and_added_again_never_shows_old_values(tmp_
         assert await swapped.state() == [{"k": 1, "v": 1, "w": 9}, {"k": 2, "v": 2, "w": None}]
 
 
-async def test_r9_8_a_function_stays_with_its_column_whatever_becomes_of_its_name(tmp_path: Path) -> None:
+async def test_r9_8_an_aggregate_function_follows_its_renamed_column(tmp_path: Path) -> None:
     async with tables(tmp_path) as all_tables:
         first = await all_tables.create(
             "k INT, total INT, top INT, PRIMARY KEY (k) NOT ENFORCED",

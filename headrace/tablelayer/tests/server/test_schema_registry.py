@@ -237,7 +237,7 @@ def test_credentials_go_to_the_servers_own_registry_only() -> None:
         asyncio.run(work(own, other))
 
 
-def test_what_is_known_is_not_asked_again_and_what_is_asked_at_once_is_asked_once() -> None:
+def test_known_schemas_are_cached_and_concurrent_requests_are_merged() -> None:
     async def work(known: Registry) -> None:
         clock = Clock()
         asked = registries(known.url, clock)
@@ -273,7 +273,7 @@ def test_schemas_that_cannot_be_used(answer: dict[str, Any], reason: str) -> Non
         assert reason in str(found[7])
 
 
-def test_a_registry_that_does_not_answer_holds_nobody_up() -> None:
+def test_a_silent_registry_times_out_without_blocking_the_loop() -> None:
     async def work(known: Registry) -> None:
         asking = asyncio.create_task(registries(known.url).schemas(known.url, [7]))
         await until(lambda: known.asked)
@@ -353,7 +353,7 @@ def test_no_table_has_the_server_ask_another_host(tmp_path: Path) -> None:
         run(lambda: not_allowed(known))
 
 
-def test_a_registry_that_is_silent_holds_up_nobody_who_asks_another() -> None:
+def test_a_silent_registry_does_not_delay_another() -> None:
     """With shared threads these would wait behind requests to the silent one."""
 
     async def work(silent: Registry, other: Registry) -> None:
@@ -423,7 +423,7 @@ def test_a_registry_that_drips_is_given_up_and_its_socket_closed() -> None:
         server.server_close()
 
 
-def test_what_a_registry_says_stays_in_its_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_text_of_a_registry_cannot_forge_log_lines(caplog: pytest.LogCaptureFixture) -> None:
     with registry() as known:
         known.status = 500
         known.message = "no\n2026-01-01 ERROR forged \ud800 \x1b[2J" + "x" * 10_000

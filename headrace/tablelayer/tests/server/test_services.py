@@ -16,7 +16,7 @@ from headrace.tablelayer.server.store.shared_memory import SharedMemory
 from headrace.tablelayer.tests.server.tables import tables
 
 
-def test_r1_6_the_budget_admits_what_fits_and_a_single_write_of_any_size() -> None:
+def test_r1_6_the_budget_admits_fitting_writes_and_a_single_large_one() -> None:
     budget = WriteBudget(1000)
     budget.reserve(600)
     for size in (401, 1000):
@@ -36,7 +36,7 @@ def test_r1_6_the_budget_admits_what_fits_and_a_single_write_of_any_size() -> No
     assert budget.used == 0
 
 
-def test_the_cache_of_transcoded_batches_lets_go_of_what_was_not_used_for_longest() -> None:
+def test_the_cache_of_transcoded_batches_drops_the_least_recently_used() -> None:
     cache = SizedCache(1000)
     batches = {key: memoryview(bytes(250)) for key in range(5)}
     for key in range(4):

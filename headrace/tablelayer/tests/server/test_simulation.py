@@ -210,14 +210,14 @@ def close_what_was_killed(seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_tables_keep_what_they_acknowledged_through_everything(tmp_path: Path) -> None:
+def test_tables_keep_acknowledged_rows_through_random_faults(tmp_path: Path) -> None:
     only = os.environ.get("HEADRACE_SIM_SEED")
     reports = [run(seed, tmp_path / str(seed)) for seed in ((int(only),) if only else range(SEEDS))]
     assert sum(report.faults for report in reports)
 
 
 @pytest.mark.slow
-def test_tables_of_a_cluster_keep_what_they_acknowledged_through_everything(tmp_path: Path) -> None:
+def test_tables_of_a_cluster_keep_acknowledged_rows_through_random_faults(tmp_path: Path) -> None:
     only = os.environ.get("HEADRACE_SIM_SEED")
     for seed in (int(only),) if only else (*range(CLUSTER_SEEDS), *FOUND):
         report = simulate_cluster(
@@ -249,13 +249,13 @@ def run_replicated(seed: int, folder: Path) -> Report:
 
 
 @pytest.mark.slow
-def test_tables_with_replicas_keep_what_they_acknowledged_through_everything(tmp_path: Path) -> None:
+def test_tables_with_replicas_keep_acknowledged_rows_through_random_faults(tmp_path: Path) -> None:
     only = os.environ.get("HEADRACE_SIM_SEED")
     for seed in (int(only),) if only else range(REPLICATED_SEEDS):
         run_replicated(seed, tmp_path / str(seed))
 
 
-def test_what_one_broker_has_made_another_serves_before_it_has_heard_of_it(tmp_path: Path) -> None:
+def test_a_new_table_is_served_by_a_broker_with_a_late_watch(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         assert world.ensemble is not None
         for node_id in range(3):

@@ -96,7 +96,7 @@ async def test_a_repeated_batch_has_no_second_effect(tmp_path: Path) -> None:
         assert [change for change, _ in await table.changelog()] == ["+I", "-U", "+U"]
 
 
-async def test_what_is_not_small_or_not_sound_is_left_without_an_effect(tmp_path: Path) -> None:
+async def test_writes_that_are_large_or_malformed_are_left_to_the_general_path(tmp_path: Path) -> None:
     async with tables(tmp_path) as world:
         table = await world.create(KEYED)
         wide = await world.create(

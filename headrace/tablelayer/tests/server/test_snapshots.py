@@ -216,7 +216,7 @@ def test_a_snapshot_whose_files_changed_is_not_given_back(tmp_path: Path) -> Non
     bucket.store.close()
 
 
-def test_a_manifest_nobody_understands_protects_what_it_may_need(tmp_path: Path) -> None:
+def test_an_unknown_manifest_version_protects_shared_files(tmp_path: Path) -> None:
     bucket = Bucket(tmp_path)
     bucket.files.put("table/0/000000000009.json", b'{"version": 99}')
     bucket.files.put("table/0/shared/its-file", b"1")
@@ -271,7 +271,7 @@ def test_files_stay_while_they_are_downloaded(tmp_path: Path) -> None:
     bucket.store.close()
 
 
-def test_what_a_failed_snapshot_left_is_not_written_over(tmp_path: Path) -> None:
+def test_files_of_a_failed_snapshot_are_not_overwritten(tmp_path: Path) -> None:
     class WithoutManifests(LocalFiles):
         def put(self, name: str, data: bytes) -> None:
             raise OSError("the network is gone")
@@ -452,7 +452,9 @@ async def test_r12_damage_found_by_a_read_is_repaired_while_the_server_runs(tmp_
         assert store_of(data).with_name("0.damaged").exists()
 
 
-async def test_a_place_that_fails_harms_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failing_snapshot_directory_does_not_affect_the_bucket(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     blocked = tmp_path / "blocked"
     blocked.write_bytes(b"a file where a directory should be")
     config = {**NEVER, "kv.snapshot.directory": str(blocked)}

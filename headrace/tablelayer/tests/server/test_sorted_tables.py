@@ -86,7 +86,7 @@ def between(state: State, keys: KeyRange) -> list[bytes]:
 
 @pytest.mark.parametrize("compression", ["lz4", None])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_scan_shows_the_state_of_its_snapshot_whatever_happens_to_the_files(
+def test_a_scan_shows_its_snapshot_while_files_change(
     tmp_path: Path, seed: int, compression: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(seed)

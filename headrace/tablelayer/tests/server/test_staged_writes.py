@@ -129,7 +129,7 @@ async def test_r3_5_staged_rows_are_seen_when_they_are_committed_and_once(tmp_pa
         assert not [path for path in tmp_path.rglob("staged/*/*/*/*") if path.is_file()]
 
 
-async def test_r3_5_what_does_not_fit_is_refused_when_it_is_staged(tmp_path: Path) -> None:
+async def test_r3_5_rows_that_do_not_fit_are_refused_when_staged(tmp_path: Path) -> None:
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create("n BIGINT NOT NULL, v BIGINT, PRIMARY KEY (n) NOT ENFORCED")
         answer = await stage(table, 0, "a", {0: [[{"n": 1}]]})
@@ -174,7 +174,7 @@ async def test_r6_10_a_staged_update_makes_no_row_of_a_key_that_is_gone_when_it_
         assert await table.lookup({"k": 2}, {"k": 3}) == [None, None]
 
 
-async def test_r6_10_what_only_the_merge_engine_changes_and_logs_take_no_staged_updates(
+async def test_r6_10_merge_engines_and_log_tables_take_no_staged_updates(
     tmp_path: Path,
 ) -> None:
     async with tables(tmp_path) as all_tables:
@@ -308,7 +308,7 @@ async def test_r3_5_an_interrupted_commit_is_completed_without_being_asked(tmp_p
         assert await table.lookup({"k": 1}) == [{"k": 1, "total": 111}]
 
 
-async def test_r3_5_decided_rows_that_do_not_fit_are_their_writers_mistake_until_they_fit(
+async def test_r3_5_decided_rows_that_overflow_are_a_client_error_until_they_fit(
     tmp_path: Path, own_log: pytest.LogCaptureFixture
 ) -> None:
     columns = "k BIGINT NOT NULL, total TINYINT, PRIMARY KEY (k) NOT ENFORCED"
@@ -383,7 +383,7 @@ async def test_r3_5_a_commit_that_failed_notes_how_far_it_came_and_is_completed_
         assert (await ledger_of(all_tables, table)).done
 
 
-async def test_r3_5_what_another_broker_has_decided_counts(tmp_path: Path) -> None:
+async def test_r3_5_a_decision_of_another_broker_counts(tmp_path: Path) -> None:
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create("n INT")
         await stage(table, 1, "a", {0: [chunk_of(1)]})
@@ -399,7 +399,7 @@ async def test_r3_5_what_another_broker_has_decided_counts(tmp_path: Path) -> No
         assert await logged(table, 1) == [2]
 
 
-async def test_r3_5_what_is_decided_is_neither_aborted_nor_taken_for_abandoned(tmp_path: Path) -> None:
+async def test_r3_5_a_decided_batch_is_neither_aborted_nor_expired(tmp_path: Path) -> None:
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create("n BIGINT")
         await interrupted(table, THREE)
@@ -721,9 +721,7 @@ async def test_r3_5_rows_are_staged_on_a_large_disk_that_is_well_filled(
         assert "which the log needs" in answer.error_message
 
 
-async def test_r3_5_what_is_staged_and_not_committed_has_a_bound_for_a_client_and_for_all(
-    tmp_path: Path, small_disk: None
-) -> None:
+async def test_r3_5_staged_rows_are_bounded_per_client_and_in_total(tmp_path: Path, small_disk: None) -> None:
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create("n BIGINT")
         by_host: dict[str, int] = {}

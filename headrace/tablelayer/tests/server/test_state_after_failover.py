@@ -63,7 +63,7 @@ async def moved(cluster: DirectCluster, table: Table, replicas: list[int]) -> Ta
     return await led(cluster, table, set(replicas))
 
 
-async def test_r10_numbers_are_given_once_whoever_leads_and_wherever_the_bucket_moves(tmp_path: Path) -> None:
+async def test_r10_numbers_are_unique_over_leaders_and_moves(tmp_path: Path) -> None:
     async with direct_cluster(tmp_path, 3, extensions) as cluster:
         made = await created(cluster, NUMBERED, given={"auto-increment.fields": "n"})
         table = await led(cluster, made, {1, 2, 3})
@@ -93,9 +93,7 @@ def times_of(store: KeyValueStore | None) -> dict[bytes, Any]:
     return dict(zip(keys, store.get(keys), strict=True))
 
 
-async def test_rows_end_when_their_time_is_over_whoever_leads_by_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_rows_expire_under_a_new_leader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"table.kv.ttl": "1 h"}
     async with direct_cluster(tmp_path, 3, extensions) as cluster:
         made = await created(cluster, "k INT, v INT, PRIMARY KEY (k)", given=given)
@@ -127,7 +125,7 @@ async def send(table: Table, request: Any) -> Any:
     return answer
 
 
-async def test_a_partition_that_is_too_old_stays_while_a_new_leader_does_not_know_what_the_lake_lacks(
+async def test_an_old_partition_stays_until_a_new_leader_knows_its_lake_state(
     tmp_path: Path,
 ) -> None:
     """All brokers were stopped; the new leader shows nothing before another replica is back. The lake has one row."""
@@ -207,7 +205,7 @@ async def test_a_partition_that_another_broker_leads_is_held_until_the_leader_is
         assert not is_held(), "the new leader holds nothing"
 
 
-async def test_what_is_kept_of_a_table_is_forgotten_by_the_broker_that_knows_that_it_is_gone(
+async def test_data_of_a_dropped_table_is_removed_by_the_broker_that_knows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with direct_cluster(tmp_path, 2, extensions, config=LAKES) as cluster:

@@ -18,7 +18,7 @@ from headrace.tablelayer.tests.model.random_rows import batches, nested_types, p
 
 @settings(max_examples=60, deadline=None)
 @given(st.one_of(batches(), batches(6, 4, st.one_of(nested_types, plain_types))), st.data())
-def test_a_message_of_rows_has_what_they_decode_to(
+def test_a_message_of_stored_rows_equals_their_decoded_values(
     drawn: tuple[Schema, pa.RecordBatch], data: st.DataObject
 ) -> None:
     schema, batch = drawn

@@ -206,7 +206,7 @@ def test_r14_two_hundred_kills_and_restores(tmp_path: Path) -> None:
     print(f"{done} kills and restores")
 
 
-async def test_an_offset_outside_retention_is_an_error_that_says_what_there_is(tmp_path: Path) -> None:
+async def test_an_offset_outside_retention_is_an_error_with_the_available_range(tmp_path: Path) -> None:
     async with tables(tmp_path / "data", NEVER) as all_tables:
         table = await all_tables.create("k INT, v STRING, PRIMARY KEY (k)", changelog_image="WAL")
         await table.put(*rows(range(10), "a"))

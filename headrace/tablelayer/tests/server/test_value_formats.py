@@ -120,7 +120,7 @@ def test_r17_3_a_row_that_is_not_at_its_path(value: Any, reason: str) -> None:
     assert caught.value.index == 2
 
 
-def test_r17_3_the_first_bad_record_is_named_whatever_is_wrong_with_later_ones() -> None:
+def test_r17_3_the_first_bad_record_is_named_before_later_ones() -> None:
     bad_row = {"payload": {"row": {"k": "no number"}}}
     with pytest.raises(RowError) as caught:
         from_kafka(records((None, bad_row), (None, {"payload": 1}), (None, b"{")), NESTED)
@@ -292,7 +292,7 @@ def test_r17_3_a_log_table_takes_new_rows_only() -> None:
         ("isostring", "TIMESTAMP(3)", 1, None),
     ],
 )
-def test_r17_2_what_numbers_mean_is_what_the_connector_was_told(
+def test_r17_2_numbers_follow_the_connectors_time_precision_mode(
     mode: str, kind: str, number: Any, text: str | None
 ) -> None:
     definition = table(f"v {kind}", **DEBEZIUM, **{"table.kafka.debezium.time-precision-mode": mode})

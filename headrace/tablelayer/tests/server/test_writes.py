@@ -250,7 +250,7 @@ async def test_r2_4_zeros_of_both_signs_are_one_key_and_so_are_all_nans(tmp_path
         assert [value for _, _, value, _ in records][:2] == [b'{"k":0,"v":0}', b'{"k":-0,"v":1}']
 
 
-async def test_r2_of_a_delete_only_the_key_counts_and_upserts_beside_it_are_checked(tmp_path: Path) -> None:
+async def test_r2_a_delete_uses_only_its_key_and_upserts_beside_it_are_checked(tmp_path: Path) -> None:
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create("id INT, n INT NOT NULL, s CHAR(2), PRIMARY KEY (id) NOT ENFORCED")
         # CHAR counts characters, not bytes.
@@ -630,7 +630,7 @@ async def test_r6_8_writers_of_disjoint_columns_converge(tmp_path: Path) -> None
         ]
 
 
-async def test_r11_what_is_acknowledged_by_all_is_visible_and_0_is_not_answered(tmp_path: Path) -> None:
+async def test_r11_writes_with_acks_all_are_visible_and_acks_0_is_not_answered(tmp_path: Path) -> None:
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create(COLUMNS)
         for key in range(20):

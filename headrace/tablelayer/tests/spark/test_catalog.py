@@ -120,7 +120,7 @@ def test_a_table_is_made_filled_changed_and_dropped(sql: Sql) -> None:
     assert not sql.client.admin.table_exists(f"{sql.database}.kept")
 
 
-def test_an_insert_leaves_the_columns_that_it_does_not_name_as_they_are(sql: Sql) -> None:
+def test_an_insert_leaves_unnamed_columns_unchanged(sql: Sql) -> None:
     columns = "id BIGINT, a STRING, b STRING, c INT DEFAULT 7"
     sql(f"CREATE TABLE headrace.{{db}}.kept ({columns}, PRIMARY KEY (id))")
     sql(f"CREATE TABLE headrace.{{db}}.log ({columns})")
@@ -300,7 +300,7 @@ def test_a_table_is_overwritten(sql: Sql) -> None:
     assert sql.rows("p") == []
 
 
-def test_only_what_is_asked_for_leaves_the_server(sql: Sql) -> None:
+def test_only_requested_columns_and_rows_leave_the_server(sql: Sql) -> None:
     sql("CREATE TABLE headrace.{db}.wide (id BIGINT NOT NULL, day DATE, v DOUBLE, text STRING)")
     day = datetime.date(2024, 9, 19)
     rows = [{"id": n, "day": day + datetime.timedelta(n), "v": n / 2, "text": "x" * n} for n in range(40)]
@@ -370,7 +370,7 @@ def test_a_write_is_there_as_a_whole_or_not_at_all(sql: Sql) -> None:
 
 
 @pytest.mark.soak
-def test_what_cannot_be_done_says_why(sql: Sql) -> None:
+def test_an_unsupported_statement_names_the_reason(sql: Sql) -> None:
     sql("CREATE TABLE headrace.{db}.log (id BIGINT)")
     sql.table("log").append([{"id": 1}])
     sql(

@@ -166,7 +166,7 @@ def test_a_row_that_is_deleted_meanwhile_stays_deleted(
     assert found(client, path) == {2: ("n", None, None)}
 
 
-def test_an_update_of_what_must_not_be_null_leaves_the_others(address: str, client: Connection) -> None:
+def test_an_update_of_a_not_null_column_leaves_the_others(address: str, client: Connection) -> None:
     path = "default.whole_and_named"
     client.execute(
         f"CREATE TABLE {path} (k BIGINT, a STRING NOT NULL, b STRING, c DOUBLE NOT NULL,"
@@ -203,7 +203,7 @@ def test_more_sets_of_columns_than_are_staged_apart(
     assert found(client, path) == {0: ("x", "b", 1.0), 1: ("a", "y", 1.0), 2: ("a", "b", 9.0)}
 
 
-def test_what_is_overwritten_is_there_no_more(address: str, client: Connection) -> None:
+def test_overwritten_rows_are_removed(address: str, client: Connection) -> None:
     path = create(client, COLUMNS, ("k",))
     table, catalog = client.table(path), Catalog(address, path)
     table.upsert([{"k": n, "a": "old", "b": None, "c": float(n)} for n in range(6)])
@@ -246,7 +246,7 @@ def test_partitions_of_the_new_rows_are_overwritten(address: str, client: Connec
         (("k",), {"table_delete_behavior": "ignore"}, "does not allow deletes"),
     ],
 )
-def test_what_cannot_be_overwritten_says_why(
+def test_a_table_that_cannot_be_overwritten_names_the_reason(
     address: str, client: Connection, key: tuple[str, ...], options: dict[str, str], said: str
 ) -> None:
     path = create(client, COLUMNS, key, **options)

@@ -91,7 +91,7 @@ def test_types(kind: Any, ours: str) -> None:
         ({"properties": {"bucket.nums": "2"}}, "bucket.nums"),
     ],
 )
-def test_what_a_table_cannot_have(more: Any, said: str) -> None:
+def test_unsupported_table_features_are_refused(more: Any, said: str) -> None:
     with pytest.raises(TableError, match=said.replace("(", r"\(").replace(")", r"\)")):
         create(column("a", "long", nullable=False), **more)
     with pytest.raises(TableError, match="column 'v' is variant"):
@@ -123,7 +123,7 @@ def test_changes_as_spark_says_them() -> None:
         )
 
 
-def test_what_an_insert_overwrites_that_does_not_name_it() -> None:
+def test_columns_that_an_insert_overwrites_without_naming_them() -> None:
     """Only existing rows are affected: the Java half refuses an INSERT in which Spark has filled one of these
     columns.
     """

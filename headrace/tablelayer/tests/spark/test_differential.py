@@ -40,7 +40,7 @@ def _run(session: Any, address: str, client: Connection, seed: int, seconds: flo
     assert run.report.asked.total() > 0
 
 
-def test_what_is_pushed_down_in_spark_changes_no_answer(
+def test_conditions_pushed_down_by_spark_change_no_answer(
     session: Any, address: str, client: Connection
 ) -> None:
     """The same conditions each time, unless the environment asks for others."""
@@ -50,7 +50,7 @@ def test_what_is_pushed_down_in_spark_changes_no_answer(
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
-def test_what_is_pushed_down_in_spark_changes_no_answer_for_ten_minutes(
+def test_conditions_pushed_down_by_spark_change_no_answer_for_ten_minutes(
     session: Any, address: str, client: Connection
 ) -> None:
     seed, seconds = seed_and_seconds(600)

@@ -133,7 +133,7 @@ def test_without_a_mirror_no_host_is_named(resolver: Any) -> None:
     assert "://" not in fake.settings[0]
 
 
-def test_a_folder_of_ones_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_configured_folder_of_jars_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in NAMES[1:]:
         (tmp_path / name).write_bytes(b"jar")
     monkeypatch.setenv("HEADRACE_SPARK_JARS", str(tmp_path))
@@ -143,7 +143,7 @@ def test_a_folder_of_ones_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert len(spark_jars()) == len(NAMES)
 
 
-def test_a_marker_lists_what_is_there(resolver: Any) -> None:
+def test_a_marker_lists_the_resolved_files(resolver: Any) -> None:
     resolver(NAMES)
     folder = spark_jars()[0].parent
     assert json.loads((folder / "complete.json").read_text()) == dict.fromkeys(sorted(NAMES), 3)
@@ -180,7 +180,7 @@ def test_no_java_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         java_command()
 
 
-def test_what_is_not_wanted_is_not_fetched_with_the_rest(resolver: Any, tmp_path: Path) -> None:
+def test_excluded_artifacts_are_not_fetched(resolver: Any, tmp_path: Path) -> None:
     """Artifacts that are not needed would take long on a slow connection."""
     fake = resolver([])
     wanted, unwanted = ("org", "tools", "4.3"), ("org", 'a&"b')

@@ -54,7 +54,7 @@ def catalog(address: str) -> Iterator[str]:
     assert process.returncode == 0
 
 
-def test_what_is_tiered_is_found_and_read(spark: Any, address: str, client: Connection, catalog: str) -> None:
+def test_tiered_tables_are_found_and_read(spark: Any, address: str, client: Connection, catalog: str) -> None:
     path = create(client, [("id", BIGINT), ("v", STRING)], ("id",), table_datalake_enabled="true")
     unseen = create(client, [("id", BIGINT)], table_datalake_enabled="true")
     table = client.table(path)

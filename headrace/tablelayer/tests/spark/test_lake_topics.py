@@ -137,7 +137,7 @@ def test_raw_records_and_only_committed_ones(
 
 
 @LAKES
-def test_json_by_a_schema_and_what_does_not_fit(
+def test_json_follows_a_schema_and_bad_records_are_kept_apart(
     spark: Any, server: Server, client: Connection, lake: str
 ) -> None:
     schema = "id BIGINT NOT NULL, price DECIMAL(9, 2)"

@@ -131,7 +131,7 @@ def test_the_cache_answers_as_the_table_did_within_its_time(steps: list[tuple[li
                 assert clock - int(version) < 10
 
 
-def test_what_is_cached_is_not_asked_for_again() -> None:
+def test_cached_keys_are_not_looked_up_again() -> None:
     table = Versions()
     clock = [0.0]
     cache = CachedLookups(table, ["v"], 10.0, lambda: clock[0])

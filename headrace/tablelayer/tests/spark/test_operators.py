@@ -27,7 +27,7 @@ pytestmark = [
     [False, pytest.param(True, marks=pytest.mark.soak)],
     ids=["batches and changes", "lookups of streams too"],
 )
-def test_joins_are_what_sparks_own_join_of_the_tables_is(
+def test_joins_equal_sparks_own_joins(
     spark: Any, address: str, client: Connection, tmp_path: Path, all_streams: bool
 ) -> None:
     orders = create(

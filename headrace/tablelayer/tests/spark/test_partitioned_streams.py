@@ -44,7 +44,7 @@ def test_positions_by_partition_survive_the_checkpoint(at: Any, began: Any, init
     assert PartitionedPosition.from_json(json.loads(json.dumps(position.to_json()))) == position
 
 
-def test_where_a_batch_begins_in_each_partition() -> None:
+def test_a_batch_begins_at_the_last_end_of_each_partition() -> None:
     was = {"a": PartitionAt("1", {0: 5}), "b": PartitionAt("2", {0: 7}), "c": PartitionAt("3", {0: 1})}
     now = {
         "a": PartitionAt("1", {0: 9}),
@@ -113,7 +113,7 @@ class Stream:
         return self.read(*self.last)
 
 
-def test_r18_3_a_stream_reads_partitions_that_come_and_ends_those_that_go(
+def test_r18_3_a_stream_reads_added_partitions_and_ends_dropped_ones(
     address: str, client: Connection
 ) -> None:
     table = make(client, PK)

@@ -40,7 +40,7 @@ def test_the_parts_of_a_condition_about_partition_columns_decide(predicate: Any,
     assert [each.name for each in found] == [names[index] for index in kept]
 
 
-def test_tasks_read_what_the_driver_planned(address: str, client: Connection) -> None:
+def test_tasks_read_the_partitions_that_the_driver_planned(address: str, client: Connection) -> None:
     """The source's two sides without Spark between them."""
     client.execute(SQL.format("planned_parts"))
     table = client.table("planned_parts")

@@ -24,7 +24,7 @@ offsets = st.dictionaries(st.integers(0, 7), st.integers(0, 1000), min_size=1, m
 
 
 @given(offsets, offsets, st.integers(1, 2000))
-def test_admission_takes_exactly_what_may_be_taken(
+def test_admission_takes_exactly_the_allowed_rows(
     start: dict[int, int], lag: dict[int, int], most: int
 ) -> None:
     latest = {bucket: start.get(bucket, 0) + more for bucket, more in lag.items()}
@@ -67,7 +67,7 @@ def test_a_foreign_checkpoint_is_said() -> None:
         Position.from_json({"0": 17})
 
 
-def test_what_retention_has_taken() -> None:
+def test_offsets_deleted_by_retention_are_listed() -> None:
     lost = lost_ranges({0: 5, 1: 5, 2: 5}, {0: 5, 1: 9, 2: 0}, {0: 5, 1: 9, 2: 3})
     assert lost == {1: (5, 9), 2: (5, 3)}
     assert lost_text("db.t", lost) == (
@@ -157,9 +157,7 @@ ROWS = pa.RecordBatch.from_pylist(
         ("b = 'q' OR length(b) = 1", [0, 1, 2], False),
     ],
 )
-def test_what_is_pushed_keeps_every_row_that_spark_would_keep(
-    condition: str, rows: list[int], complete: bool
-) -> None:
+def test_pushed_conditions_keep_every_row_of_spark(condition: str, rows: list[int], complete: bool) -> None:
     pushed = push_down([condition], SCHEMA)
     assert pushed.complete is complete
     kept = ROWS

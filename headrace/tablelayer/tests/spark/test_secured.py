@@ -140,7 +140,9 @@ def run_sql(secured: ConnectionSettings, *statements: str) -> None:
 
 
 @pytest.mark.parametrize("key", [", PRIMARY KEY (a) NOT ENFORCED", pytest.param("", marks=pytest.mark.soak)])
-def test_sql_of_somebody_who_may_read_some_columns(spark: Any, secured: ConnectionSettings, key: str) -> None:
+def test_sql_of_a_user_with_some_columns_is_limited_to_them(
+    spark: Any, secured: ConnectionSettings, key: str
+) -> None:
     """A query of these columns by `format("headrace")` or a view is answered; all others are refused by name."""
     name = "people" if key else "visits"
     run_sql(

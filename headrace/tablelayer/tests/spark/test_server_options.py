@@ -45,7 +45,7 @@ def test_options_are_those_of_sparks_kafka_source() -> None:
     assert ReadOptions.parse(as_in_kafka).bootstrap == ConnectionSettings("h:2")
 
 
-def test_what_is_sparks_or_another_sources_is_left_alone() -> None:
+def test_options_of_spark_and_other_sources_are_ignored() -> None:
     foreign = {
         "queryName": "named", "provider": "headrace", "owner": "ann", "option.table": "stored.t", "mergeSchema": "true",
         "option.kafka.group.id": "g", "checkpointLocation": "/tmp/x", "subscribe": "topic", "path": "/warehouse/t",
@@ -64,12 +64,12 @@ def test_what_is_sparks_or_another_sources_is_left_alone() -> None:
         ("maxFilesPerTrigger", "maxOffsetsPerTrigger"), ("option.Modes", "mode"),
     ],
 )  # fmt: skip
-def test_what_is_nearly_an_option_is_an_error_that_names_it(slip: str, meant: str) -> None:
+def test_a_misspelled_option_is_refused_with_the_right_name(slip: str, meant: str) -> None:
     with pytest.raises(ValueError, match=f"unknown option {slip}: did you mean {meant}"):
         ReadOptions.parse(GIVEN | {slip: "x"})
 
 
-def test_a_table_may_be_what_is_loaded() -> None:
+def test_the_argument_of_load_may_be_the_table() -> None:
     assert ReadOptions.parse({"bootstrap.servers": "h:1", "path": "db.t"}).table == "db.t"
     changes = ReadOptions.parse({"bootstrap.servers": "h:1", "path": "db.t$changelog"})
     assert (changes.table, changes.mode) == ("db.t", "changelog")
@@ -120,7 +120,7 @@ def test_a_server_that_no_option_names_is_that_of_the_environment(
     assert ReadOptions.parse({**table, "kafka.bootstrap.servers": "h:1"}).bootstrap.bootstrap == "h:1"
 
 
-def test_a_session_says_which_server_is_meant_where_nobody_else_does() -> None:
+def test_a_sessions_server_is_used_when_no_option_names_one() -> None:
     session = Session(
         {"spark.headrace.bootstrap.servers": "h:3", "spark.headrace.kafka.security.protocol": "SSL"}
     )
@@ -145,7 +145,7 @@ except RuntimeError as error:
 """
 
 
-def test_a_worker_whose_python_has_no_headrace_says_what_to_set() -> None:
+def test_a_worker_without_headrace_names_the_setting() -> None:
     """Spark sends the class as cloudpickle writes it; here to a Python that has no such package."""
     folders = [str(Path(pyspark.__file__).parents[1])]
     before, HeadraceDataSource.defaults = HeadraceDataSource.defaults, {"bootstrap.servers": "h:4"}

@@ -68,7 +68,9 @@ def test_every_kind_of_write(spark: Any, address: str, client: Connection) -> No
     assert len(rows_of(client, log)) == 107
 
 
-def test_what_does_not_fit_is_said_before_a_task_starts(spark: Any, address: str, client: Connection) -> None:
+def test_a_frame_that_does_not_fit_is_refused_before_a_task_starts(
+    spark: Any, address: str, client: Connection
+) -> None:
     path = create(client, [("k", BIGINT), ("a", STRING)], ("k",))
     log = create(client, [("n", INT)])
 
@@ -112,7 +114,7 @@ def shuffled(batches: Any) -> Any:
     yield from rows.take(pa.array(order)).to_batches(max_chunksize=cut)
 
 
-def test_r3_5_a_stream_leaves_no_duplicate_and_no_gap_whatever_is_repeated(
+def test_r3_5_a_stream_writes_each_row_once_through_repetitions(
     spark: Any, server: Server, address: str, client: Connection, tmp_path: Path
 ) -> None:
     """Rows are shuffled by every run of a task, the server is killed, and the driver repeats committed batches."""

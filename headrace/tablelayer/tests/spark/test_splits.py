@@ -98,7 +98,7 @@ def test_last_changes_over_many_batches_is_compacted() -> None:
     assert set(found.column("v").to_pylist()) == {4}
 
 
-def test_splits_leave_out_what_is_empty() -> None:
+def test_splits_leave_out_empty_ranges() -> None:
     assert plan_splits({0: 5, 1: 7}, {0: 9, 1: 7, 2: 3}) == [Split(0, 5, 9), Split(2, 0, 3)]
 
 
@@ -308,7 +308,7 @@ def test_a_left_join_keeps_every_row_in_order() -> None:
     ]
 
 
-def test_an_inner_join_drops_what_has_no_match() -> None:
+def test_an_inner_join_drops_rows_without_a_match() -> None:
     table = FakeTable({1: ("one", 10), 3: ("three", 30)})
     batch = pa.record_batch({"n": [0, 1, 2, 3], "ref": pa.array([3, None, 9, 1], pa.int32())})
     assert [r["n"] for r in joined(batch, table, True)] == [0, 3]

@@ -59,7 +59,7 @@ def test_a_pk_table_streams_its_state_and_then_every_change(
 
 
 @pytest.mark.soak
-def test_a_capped_stream_takes_exactly_what_it_may_and_goes_on_after_a_restart(
+def test_a_capped_stream_takes_the_allowed_rows_and_continues_after_a_restart(
     spark: Any, address: str, client: Connection, tmp_path: Path
 ) -> None:
     path = create(client, [("n", INT)])
@@ -94,7 +94,7 @@ def test_a_capped_stream_takes_exactly_what_it_may_and_goes_on_after_a_restart(
 
 
 @pytest.mark.soak
-def test_a_table_made_anew_is_no_continuation(
+def test_a_recreated_table_does_not_continue_a_stream(
     spark: Any, address: str, client: Connection, tmp_path: Path
 ) -> None:
     columns: list[Any] = [("n", INT)]
@@ -134,7 +134,7 @@ def test_rows_that_retention_took_stop_the_stream_or_are_skipped(
     assert splits(failOnDataLoss="false") == [Split(0, 3, 5)]
 
 
-def test_what_a_stream_cannot_do_is_said_at_its_start(
+def test_an_unsupported_stream_is_refused_at_its_start(
     spark: Any, address: str, client: Connection, tmp_path: Path
 ) -> None:
     path = create(client, [("k", INT)], ("k",))

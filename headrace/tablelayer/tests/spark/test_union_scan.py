@@ -134,7 +134,7 @@ def test_lake_and_tail_are_the_table(
         assert sorted(found, key=repr) == sorted(in_lake, key=repr)
 
 
-def test_what_cannot_be_read_so_is_said(client: Connection) -> None:
+def test_an_impossible_union_read_names_the_reason(client: Connection) -> None:
     path = create(client, COLUMNS, ("id",))
     with pytest.raises(LakeError, match="is not tiered"):
         union_scan(client, path)
@@ -152,7 +152,7 @@ def test_what_cannot_be_read_so_is_said(client: Connection) -> None:
         union_scan(client, tiered)
 
 
-def test_sql_finds_in_the_lake_what_has_left_the_log(client: Connection) -> None:
+def test_sql_finds_rows_in_the_lake_that_left_the_log(client: Connection) -> None:
     path = create(client, COLUMNS, table_datalake_enabled="true", table_datalake_format="iceberg")
     table, name = client.table(path), path.split(".")[1]
     table.append([{"id": n, "n": n, "name": "x" if n % 2 else None} for n in range(10)])

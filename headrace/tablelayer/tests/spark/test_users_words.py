@@ -50,7 +50,7 @@ def test_sparks_words_and_those_of_its_kafka_source(
     assert spark.sql("SELECT count(*) AS n FROM users_words WHERE k < 10").collect()[0].n == 10
 
 
-def test_what_a_stream_cannot_read_says_so(
+def test_a_stream_that_cannot_be_written_names_the_reason(
     spark: Any, address: str, client: Connection, tmp_path: Path
 ) -> None:
     keyed = create(client, COLUMNS, ("k",))
@@ -58,7 +58,7 @@ def test_what_a_stream_cannot_read_says_so(
         read_available(stream(spark, address, keyed), tmp_path / "checkpoint")
 
 
-def test_available_now_reaches_what_is_there_after_a_run_that_broke_off(
+def test_available_now_continues_after_an_interrupted_run(
     spark: Any, address: str, client: Connection, tmp_path: Path
 ) -> None:
     path = create(client, COLUMNS, buckets=1)

@@ -238,7 +238,7 @@ def test_tiering_and_union_read_of_a_log_table(spark: Any, address: str, client:
     assert union.count() == 70
 
 
-def test_what_cannot_be_tiered_is_said(address: str, client: Connection) -> None:
+def test_a_table_that_cannot_be_tiered_is_reported(address: str, client: Connection) -> None:
     plain = create(client, [("id", BIGINT)], ("id",))
     said: list[str] = []
     assert run_tiering(address, tables=[plain], once=True, report=said.append) == 1

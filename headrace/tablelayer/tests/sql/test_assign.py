@@ -120,7 +120,7 @@ def copied(data_type, rows, kind):
 @example((types.BYTES, pa.array([b"", None, b"\\", b"NULL"])))
 @example((types.timestamp(9), pa.array([-(1 << 63), 1 - (1 << 63), (1 << 63) - 1]).view(pa.timestamp("ns"))))
 @example((types.INT, pa.array([], pa.int32())))
-def test_what_is_copied_into_a_file_comes_back_equal(kind, given):
+def test_values_copied_to_a_file_are_read_back_equal(kind, given):
     data_type, values = given
     rows = pa.table({"id": pa.array(range(len(values)), pa.int32()), "v": values})
     assert shown(copied(data_type, rows, kind)) == shown(rows)
@@ -128,7 +128,7 @@ def test_what_is_copied_into_a_file_comes_back_equal(kind, given):
 
 @settings(deadline=None, max_examples=60)
 @given(columns())
-def test_what_a_query_gives_of_a_column_goes_into_one_like_it_unchanged(given):
+def test_values_of_a_query_are_assigned_unchanged_to_the_same_type(given):
     data_type, values = given
     rows = pa.table({"v": values})
     with connect() as database, Assignment([Column(0, "v", data_type)], "d.t") as assignment:
@@ -209,7 +209,7 @@ def test_a_time_of_day_is_cut_to_the_column(nanos, precision):
         ("17::HUGEINT", types.BIGINT, "17"),
     ],
 )  # fmt: skip
-def test_what_is_worked_out_is_rounded_and_cut_as_sql_assigns(sql, wanted, expected):
+def test_computed_values_are_rounded_and_cut_like_sql_assignments(sql, wanted, expected):
     with connect() as database, Assignment([Column(0, "v", wanted)], "d.t") as assignment:
         (value,) = assignment.rows(database.sql(f"SELECT {sql} AS v").to_arrow_table()).column(0).to_pylist()
     assert str(value) == expected
@@ -227,7 +227,7 @@ def test_what_is_worked_out_is_rounded_and_cut_as_sql_assigns(sql, wanted, expec
         ("{'b': 1}", types.row_of(("a", types.INT)), "no field 'b'"),
     ],
 )
-def test_what_does_not_fit_is_named(sql, wanted, complaint):
+def test_a_value_that_cannot_be_assigned_is_named(sql, wanted, complaint):
     with (
         connect() as database,
         Assignment([Column(0, "v", wanted)], "d.t") as assignment,

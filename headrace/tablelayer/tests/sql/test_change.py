@@ -100,7 +100,7 @@ def test_delete_by_any_condition_and_truncate(item):
         ("DELETE FROM log WHERE a > 1", TableError, "log table"),
     ],
 )
-def test_a_change_that_makes_no_sense_changes_nothing(item, text, error, complaint):
+def test_a_meaningless_change_is_refused_without_effect(item, text, error, complaint):
     item("CREATE TABLE log (a INT)")
     before = item("SELECT * FROM item ORDER BY k")
     with pytest.raises(error, match=complaint):
@@ -108,7 +108,7 @@ def test_a_change_that_makes_no_sense_changes_nothing(item, text, error, complai
     assert item("SELECT * FROM item ORDER BY k") == before
 
 
-def test_update_from_other_tables_writes_what_they_say_by_key(item):
+def test_update_from_other_tables_assigns_their_values_by_key(item):
     sql = item
     sql(
         "CREATE TABLE list (k INT, price DECIMAL(8, 2), kind STRING);"
@@ -132,7 +132,7 @@ def test_update_from_other_tables_writes_what_they_say_by_key(item):
     assert sql("SELECT n FROM item WHERE k = 8") == [{"n": 0}]
 
 
-def test_update_from_rows_that_say_different_things_of_one_row_writes_nothing(item):
+def test_update_from_contradicting_rows_writes_nothing(item):
     sql = item
     sql("CREATE TABLE two (k INT, n INT); INSERT INTO two VALUES (3, 50), (3, 51), (4, 60), (4, 60)")
     with pytest.raises(TableError, match=r"2 rows of FROM give the row with k = 3 different values"):
@@ -142,7 +142,7 @@ def test_update_from_rows_that_say_different_things_of_one_row_writes_nothing(it
     assert sql("SELECT k, n FROM item WHERE n >= 50 ORDER BY k") == [{"k": 3, "n": 50}, {"k": 4, "n": 60}]
 
 
-def test_how_many_rows_are_written_is_known_while_they_are(item, monkeypatch):
+def test_the_number_of_written_rows_is_known_during_an_update(item, monkeypatch):
     from headrace.tablelayer.sql import writes
 
     monkeypatch.setattr(writes, "_ROWS_AT_ONCE", 4)

@@ -80,7 +80,7 @@ def test_a_table_is_made_of_a_query(sql):
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz", "rows.tsv", "rows.json", "rows.parquet", "rows"])
-def test_what_is_copied_out_comes_in_again(sql, tmp_path, name):
+def test_copied_files_are_copied_back_into_a_table(sql, tmp_path, name):
     file = tmp_path / name
     options = " (FORMAT csv, DELIMITER '|', NULLSTR 'nil')" if name == "rows" else ""
     sql(f"CREATE TABLE t ({ALL}); INSERT INTO t VALUES {ROWS}; CREATE TABLE u ({ALL})")

@@ -105,7 +105,7 @@ def test_producing_without_the_right_names_it(reader: Connection) -> None:
         reader.kafka.produce("plain", [OutgoingRecord(b"x")])
 
 
-def test_what_is_granted_is_not_refused(reader: Connection) -> None:
+def test_a_granted_privilege_is_not_refused(reader: Connection) -> None:
     for table in TABLES:
         reader.security.require("SELECT", TablePath("default", table))
         with pytest.raises(KafkaError, match=f"ALTER on table default.{table} is not granted"):

@@ -107,7 +107,7 @@ def called(*calls: str, thread: int = 1, resumed: bool = False) -> list[Call]:
     return [Call(thread, 0, *each.split(), resumed=resumed) for each in calls]
 
 
-def test_what_is_not_true_is_found() -> None:
+def test_a_false_step_of_a_walk_is_found() -> None:
     document = Document.parse(TEXT)
     steps = document.walks["Walk"]
     assert first_false_step(steps, called("a.py f", "h.py x", "b.py g")) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.tablelayer.tests.sql.differential.run import Run, seed_and_seconds
 
 
-def test_what_travels_of_a_condition_keeps_the_rows_for_which_it_is_true() -> None:
+def test_translated_conditions_keep_all_matching_rows() -> None:
     """The conditions are the same each time, unless the environment asks for others."""
     seed, _ = seed_and_seconds(0, seed=1)
     report = Run(seed).translations(seconds=200, rounds=16)
