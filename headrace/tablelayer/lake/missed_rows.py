@@ -1,7 +1,7 @@
 """Rows of a log table that retention deleted from its log before a stream read them, from the lake.
 
-The lake tables that tiering makes have the bucket and the offset of each row. A stream that is behind its log reads the
-rows from its position to the tiered offsets there, each once, and goes on in the log. The snapshot is pinned.
+The lake tables that tiering makes have the bucket, the offset and the time of each row. A stream that is behind its log
+reads the rows from its position to the tiered offsets there, each once, and goes on in the log. The snapshot is pinned.
 
 There are no such rows for a primary-key table, whose lake has the last change of each key, and for a lake table that
 was made without system columns.
@@ -9,6 +9,7 @@ was made without system columns.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,8 +34,29 @@ from headrace.tablelayer.model.table.path import TablePath
 
 Ranges = Mapping[int, tuple[int, int]]
 """Offsets by bucket, the second one exclusive."""
-_BUCKET, _OFFSET = (column.name for column in SYSTEM_COLUMNS[:2])
+_BUCKET, _OFFSET, _TIMESTAMP = (column.name for column in SYSTEM_COLUMNS)
 _OPENED_AT_MOST: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedRows:
+    """Rows of one bucket with their offsets, and their times in microseconds."""
+
+    bucket: int
+    batch: pa.RecordBatch
+    offsets: np.ndarray[Any, Any]
+    timestamps: pa.Array
+
+    def of_one_time(self) -> Iterator[tuple[int, pa.RecordBatch, np.ndarray[Any, Any], int]]:
+        """Yield (bucket, rows, their offsets, their time in milliseconds) for each run of rows with the same time.
+
+        The time is -1 if it is not known.
+        """
+        times = pc.fill_null(self.timestamps.cast(pa.int64()), -1000).to_numpy() // 1000
+        edges = [0, *(np.flatnonzero(np.diff(times)) + 1).tolist(), len(times)]
+        for first, end in itertools.pairwise(edges):
+            batch = self.batch.slice(first, end - first)
+            yield self.bucket, batch, self.offsets[first:end], int(times[first])
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +76,12 @@ class MissedRows:
         """Return the pieces of the snapshot that may have such rows."""
         return self.lake.pieces(self.head, self._predicate) if self.ranges else []
 
-    def rows(
-        self, columns: Sequence[str], pieces: Collection[str] | None = None
-    ) -> Iterator[tuple[int, pa.RecordBatch, np.ndarray[Any, Any]]]:
-        """Yield (bucket, rows, their offsets); with `pieces` those of these pieces."""
+    def rows(self, columns: Sequence[str], pieces: Collection[str] | None = None) -> Iterator[PlacedRows]:
+        """Yield the rows by bucket; with `pieces` those of these pieces."""
         if not self.ranges:
             return
-        needed = list(
-            self.shape.schema.select(list(dict.fromkeys([*columns, *self._keys, _BUCKET, _OFFSET])))
-        )
+        names = [*columns, *self._keys, _BUCKET, _OFFSET, _TIMESTAMP]
+        needed = list(self.shape.schema.select(list(dict.fromkeys(names))))
         for batch in self.lake.read(self.head, needed, None, self._predicate, pieces):
             here = self._of_partition(batch)
             buckets, offsets = (here.column(name) for name in (_BUCKET, _OFFSET))
@@ -70,29 +89,35 @@ class MissedRows:
                 raise LakeError(
                     f"the lake of {self.shape.path} has rows without an offset: another writer added them"
                 )
-            place, at = buckets.to_numpy(), offsets.to_numpy()
+            place, at, times = buckets.to_numpy(), offsets.to_numpy(), here.column(_TIMESTAMP)
             for bucket, (first, end) in self.ranges.items():
                 mask = (place == bucket) & (at >= first) & (at < end)
                 if mask.any():
-                    yield bucket, here.select(list(columns)).filter(pa.array(mask)), at[mask]
+                    kept = pa.array(mask)
+                    rows = here.select(list(columns)).filter(kept)
+                    yield PlacedRows(bucket, rows, at[mask], times.filter(kept))
 
     def matching(
         self, columns: Sequence[str] | None, wanted: FilterLike
-    ) -> Iterator[tuple[int, pa.RecordBatch, np.ndarray[Any, Any]]]:
-        """Yield the rows, in the table's types, for which a filter holds. Raises TableError(INVALID_FILTER)."""
+    ) -> Iterator[tuple[int, pa.RecordBatch, np.ndarray[Any, Any], int]]:
+        """Yield the rows, in the table's types, for which a filter holds: see `PlacedRows.of_one_time`.
+
+        Raises TableError(INVALID_FILTER).
+        """
         schema = self.shape.without_system_columns().schema
         names = list(schema.names if columns is None else columns)
         parsed = None
         if wanted is not None:
             parsed = Filter.parse(encode_filter(expression_of(wanted, schema), schema), schema)
         needed = [] if parsed is None else [schema.columns[at].name for at in parsed.columns]
-        for bucket, batch, offsets in self.rows(list(dict.fromkeys([*names, *needed]))):
-            rows, at = batch, offsets
-            if parsed is not None:
-                mask = np.asarray(parsed.mask(batch.select(needed)))
-                rows, at = batch.filter(pa.array(mask)), offsets[mask]
-            if rows.num_rows:
-                yield bucket, rows.select(names), at
+        for placed in self.rows(list(dict.fromkeys([*names, *needed]))):
+            for bucket, batch, offsets, time_ms in placed.of_one_time():
+                rows, at = batch, offsets
+                if parsed is not None:
+                    mask = np.asarray(parsed.mask(batch.select(needed)))
+                    rows, at = batch.filter(pa.array(mask)), offsets[mask]
+                if rows.num_rows:
+                    yield bucket, rows.select(names), at, time_ms
 
     @property
     def _keys(self) -> Sequence[str]:
@@ -175,10 +200,9 @@ def expired_rows(
     if ends is None:
         ends = dict(starts)
         every = {bucket: (first, sys.maxsize) for bucket, first in starts.items()}
-        for bucket, _, offsets in MissedRows(shape, state.head, every, {}, path.partition, lake).rows(
-            [_BUCKET]
-        ):
-            ends[bucket] = max(ends[bucket], int(offsets.max()) + 1)
+        found = MissedRows(shape, state.head, every, {}, path.partition, lake)
+        for each in found.rows([_BUCKET]):
+            ends[each.bucket] = max(ends[each.bucket], int(each.offsets.max()) + 1)
     ranges = {bucket: (first, ends[bucket]) for bucket, first in starts.items() if first < ends[bucket]}
     rows = MissedRows(shape, state.head, ranges, ends, path.partition, lake)
     _check_one_partition(rows)
@@ -200,8 +224,8 @@ def _check_one_partition(rows: MissedRows) -> None:
     if rows.partition is None:
         return
     seen: dict[int, list[np.ndarray[Any, Any]]] = {}
-    for bucket, _, offsets in rows.rows([_BUCKET]):
-        seen.setdefault(bucket, []).append(offsets)
+    for each in rows.rows([_BUCKET]):
+        seen.setdefault(each.bucket, []).append(each.offsets)
     for bucket, found in seen.items():
         offsets = np.concatenate(found)
         if len(np.unique(offsets)) < len(offsets):

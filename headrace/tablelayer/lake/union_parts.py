@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
 from headrace.tablelayer.lake.catalogs import tiered_table
@@ -23,7 +25,8 @@ from headrace.tablelayer.lake.union_scan import Pinned, UnionScan, union_scan
 from headrace.tablelayer.model.batches.batch import ChangeType
 from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.spark.options import ReadOptions
-from headrace.tablelayer.spark.splits import Rows, TableRead, finished
+from headrace.tablelayer.spark.splits import STATE_OFFSET, Rows, TableRead, finished
+from headrace.tablelayer.spark.types import SYSTEM_FIELDS, SYSTEM_OFFSET
 from headrace.tablelayer.spark.worker import connection
 
 _TASK_BYTES = 64 << 20
@@ -133,20 +136,35 @@ def read_part(read: TableRead, part: UnionPart | MissedPart) -> Iterator[pa.Reco
     lake = tiered.catalog.reader(read.definition)
     if isinstance(part, MissedPart):
         missed = MissedRows(lake.shape, part.head, part.ranges, {}, part.partition, lake)
-        for bucket, batch, offsets in missed.rows(read.needed(), part.pieces):
-            appended = np.full(batch.num_rows, ChangeType.APPEND, np.uint8)
-            yield from finished(read, bucket, [Rows(batch, appended, offsets, None)])
+        for each in missed.rows(read.needed(), part.pieces):
+            appended = np.full(each.batch.num_rows, ChangeType.APPEND, np.uint8)
+            rows_of_bucket = Rows(each.batch, appended, each.offsets, None, each.timestamps)
+            yield from finished(read, each.bucket, [rows_of_bucket])
         return
-    scan = UnionScan.of_pinned(
-        client,
-        read.definition,
-        lake,
-        part.pinned,
-        read.needed(),
-        read.predicate,
-    )
     is_keyed = read.definition.is_primary_key_table
+    placed = bool(read.metadata) and not is_keyed and SYSTEM_OFFSET in lake.shape.schema
+    names = [*read.needed(), *SYSTEM_FIELDS] if placed else read.needed()
+    shape = lake.shape if placed else read.definition
+    scan = UnionScan.of_pinned(client, shape, lake, part.pinned, names, read.predicate)
     change = ChangeType.INSERT if is_keyed else ChangeType.APPEND
     batches = scan.changed_rows() if part.pieces is None else scan.lake_rows(part.pieces)
-    rows = (Rows(batch, np.full(batch.num_rows, change, np.uint8), None, None) for batch in batches)
+    make = _placed if placed else _unplaced
+    rows = (make(batch, np.full(batch.num_rows, change, np.uint8)) for batch in batches)
     yield from finished(read, _NO_BUCKET, rows)
+
+
+def _unplaced(batch: pa.RecordBatch, change_types: np.ndarray[Any, Any]) -> Rows:
+    return Rows(batch, change_types, None, None)
+
+
+def _placed(batch: pa.RecordBatch, change_types: np.ndarray[Any, Any]) -> Rows:
+    """Return rows that end with the system columns; another writer of the lake leaves these empty."""
+    buckets, offsets, timestamps = (batch.column(name) for name in SYSTEM_FIELDS)
+    return Rows(
+        batch.drop_columns(list(SYSTEM_FIELDS)),
+        change_types,
+        pc.fill_null(offsets, STATE_OFFSET).to_numpy(),
+        None,
+        timestamps,
+        pc.fill_null(buckets, _NO_BUCKET),
+    )

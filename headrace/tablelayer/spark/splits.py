@@ -129,12 +129,17 @@ class TableRead:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Table rows and their places; `offsets` and `timestamp_ms` are None for the rows of a state."""
+    """Table rows and their places; `offsets` and `timestamp_ms` are None for the rows of a state.
+
+    Rows of the lake have a time each, in microseconds. If they are of several buckets, they have a bucket each.
+    """
 
     batch: pa.RecordBatch
     change_types: np.ndarray[Any, Any]
     offsets: np.ndarray[Any, Any] | None
     timestamp_ms: int | None
+    timestamps: pa.Array | None = None
+    buckets: pa.Array | None = None
 
 
 def plan_splits(
@@ -361,13 +366,16 @@ def with_metadata(part: Rows, bucket: int, names: Sequence[str]) -> pa.RecordBat
             arrays[name] = pa.nulls(count, pa.int64()) if given is None else pa.array(given, pa.int64())
         elif name in (COMMIT_TIMESTAMP_COLUMN, SYSTEM_TIMESTAMP):
             field = PLACE_FIELDS[name]
-            if part.timestamp_ms is None:
+            if part.timestamps is not None:
+                arrays[name] = part.timestamps.cast(field.type)
+            elif part.timestamp_ms is None:
                 arrays[name] = pa.nulls(count, field.type)
             else:
                 stamp = pa.scalar(int(part.timestamp_ms) * 1000, pa.int64())
                 arrays[name] = pa.repeat(stamp, count).cast(field.type)
         elif name in (BUCKET_COLUMN, SYSTEM_BUCKET):
-            arrays[name] = pa.repeat(pa.scalar(bucket, pa.int32()), count)
+            own = part.buckets
+            arrays[name] = pa.repeat(pa.scalar(bucket, pa.int32()), count) if own is None else own
     fields = [PLACE_FIELDS[name] for name in arrays]
     return pa.RecordBatch.from_arrays(
         [*batch.columns, *arrays.values()], schema=pa.schema([*batch.schema, *fields])

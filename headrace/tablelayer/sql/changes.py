@@ -17,6 +17,7 @@ CHANGE_COLUMNS = ("_change_type", "_log_offset", "_commit_timestamp")
 CHANGES_ADDED = ("_change_type", "_bucket", "_log_offset", "_commit_timestamp")
 """The columns before those of the table."""
 _SHORT = np.array([change.short for change in ChangeType])
+_TIME = pa.timestamp("ms", "UTC")
 
 
 def changes_schema(table_schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Schema:
@@ -27,7 +28,7 @@ def changes_schema(table_schema: pa.Schema, columns: Sequence[str] | None = None
             pa.field("_change_type", pa.string()),
             pa.field("_bucket", pa.int32()),
             pa.field("_log_offset", pa.int64()),
-            pa.field("_commit_timestamp", pa.timestamp("ms", "UTC")),
+            pa.field("_commit_timestamp", _TIME),
             *(table_schema.field(name) for name in names),
         ]
     )
@@ -44,7 +45,7 @@ def as_changes(
                 pa.array(_SHORT[batch.change_types]),
                 pa.array(np.full(batch.row_count, batch.bucket, np.int32)),
                 pa.array(batch.offsets),
-                pa.array(np.full(batch.row_count, batch.timestamp_ms), pa.timestamp("ms", "UTC")),
+                pa.repeat(pa.scalar(_time_of(batch), _TIME), batch.row_count),
                 *(batch.batch.column(name) for name in schema.names[len(CHANGES_ADDED) :]),
             ],
             schema=schema,
@@ -52,6 +53,11 @@ def as_changes(
         for batch in batches
     ]
     return pa.Table.from_batches(parts, schema=schema)
+
+
+def _time_of(batch: ScanBatch) -> int | None:
+    """Return the time of a batch; None for the rows of a state, which have none."""
+    return batch.timestamp_ms if batch.timestamp_ms >= 0 else None
 
 
 def start_of(options: ReadOptions | None, default: str, path: str) -> str | int:

@@ -169,8 +169,8 @@ class AsyncScan:
                     raise
             _, columns, _, wanted = self._asked
             async with aclosing(missed.batches(columns, wanted)) as rows:
-                async for bucket, batch, offsets in rows:
-                    yield _from_lake(batch, ChangeType.APPEND, bucket, offsets)
+                async for bucket, batch, offsets, time_ms in rows:
+                    yield _from_lake(batch, ChangeType.APPEND, bucket, offsets, time_ms)
             self._source = self._source_from({WHOLE: missed.log_starts}, {WHOLE: missed.until})
 
     async def _missed(self, cause: KafkaError) -> MissedScan | None:
@@ -234,15 +234,19 @@ class AsyncScan:
 
 
 def _from_lake(
-    batch: pa.RecordBatch, change: ChangeType, bucket: int = -1, offsets: np.ndarray | None = None
+    batch: pa.RecordBatch,
+    change: ChangeType,
+    bucket: int = -1,
+    offsets: np.ndarray | None = None,
+    timestamp_ms: int = -1,
 ) -> ScanBatch:
-    """Return rows that are in the lake. Bucket and offsets are -1 where they are not known."""
+    """Return rows that are in the lake. Bucket, offsets and time are -1 where they are not known."""
     count = batch.num_rows
     return ScanBatch(
         bucket=bucket,
         batch=batch,
         change_types=np.full(count, change, np.uint8),
         offsets=np.full(count, -1, np.int64) if offsets is None else offsets,
-        timestamp_ms=-1,
+        timestamp_ms=timestamp_ms,
         from_snapshot=True,
     )

@@ -172,8 +172,8 @@ class MissedScan:
 
     def batches(
         self, columns: Sequence[str] | None, wanted: Any
-    ) -> AsyncGenerator[tuple[int, pa.RecordBatch, Any], None]:
-        """Iterate over (bucket, rows, their offsets)."""
+    ) -> AsyncGenerator[tuple[int, pa.RecordBatch, Any, int], None]:
+        """Iterate over (bucket, rows, their offsets, their time in milliseconds)."""
         return _iterated(self._rows.matching(columns, wanted))
 
 

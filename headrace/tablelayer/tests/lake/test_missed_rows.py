@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -16,6 +17,10 @@ from headrace.tablelayer.tests.lake.test_plain_name import CuttingBroker, Query,
 from headrace.tablelayer.tests.lake.test_plain_name import address as address
 from headrace.tablelayer.tests.lake.test_plain_name import client as client
 from headrace.tablelayer.tests.lake.test_plain_name import server as server
+
+
+def ms_of(time: datetime) -> int:
+    return round(time.timestamp() * 1000)
 
 
 @pytest.mark.parametrize("partitioned", [False, True])
@@ -88,21 +93,44 @@ def test_a_stream_that_is_behind_reads_only_its_columns_and_buckets(
     query = Query(server, world, where=json.dumps([">=", "n", 4]))
     query.batch()
     start = world.table.offsets("latest")
-    world.append(20)
+    world.append(10)
+    world.append(10)
     world.tier()
     with world.table.scan(start=start, until="latest") as scan:
-        places = sorted((each.bucket, at) for each in scan for at in each.offsets.tolist())
+        places = sorted((each.bucket, at, each.timestamp_ms) for each in scan for at in each.offsets.tolist())
+    assert len({time_ms for _, _, time_ms in places}) > 1
     world.expire()
     newest = sorted(world.rows)[-20:]
     assert query.batch() == [row for row in newest if row[1] is not None and row[1] >= 4]
     given = {"bootstrap.servers": server.address, "table": world.path, "startingOffsets": json.dumps(start)}
-    reader = stream_reader(ReadOptions.parse(given), ["_log_offset", "id", "_bucket"])
+    reader = stream_reader(ReadOptions.parse(given), ["_log_offset", "id", "_bucket", "_commit_timestamp"])
     parts = reader.partitions(reader.initialOffset(), reader.latestOffset())
     found = [
         tuple(row.values()) for each in parts for batch in reader.read(each) for row in batch.to_pylist()
     ]
-    assert sorted((bucket, offset) for offset, _, bucket in found) == places
-    assert sorted(each for _, each, _ in found) == [row[0] for row in newest]
+    assert sorted((bucket, offset, ms_of(time)) for offset, _, bucket, time in found) == places
+    assert sorted(each for _, each, _, _ in found) == [row[0] for row in newest]
+
+
+def test_rows_of_the_lake_have_their_places_in_the_first_batch_of_a_stream_too(
+    server: CuttingBroker, client: Connection
+) -> None:
+    world = World(server, client)
+    world.append(10)
+    world.append(10)
+    with world.table.scan(start="earliest", until="latest") as scan:
+        places = sorted((each.bucket, at, each.timestamp_ms) for each in scan for at in each.offsets.tolist())
+    world.tier()
+    world.expire()
+    given = {"bootstrap.servers": server.address, "table": world.path, "where": json.dumps([">=", "id", 0])}
+    reader = stream_reader(ReadOptions.parse(given), ["_bucket", "_log_offset", "_commit_timestamp", "n"])
+    parts = reader.partitions(reader.initialOffset(), reader.latestOffset())
+    found = [row for each in parts for batch in reader.read(each) for row in batch.to_pylist()]
+    assert (
+        sorted((row["_bucket"], row["_log_offset"], ms_of(row["_commit_timestamp"])) for row in found)
+        == places
+    )
+    assert len({time_ms for _, _, time_ms in places}) > 1
 
 
 @pytest.mark.parametrize(("keyed", "options"), [(True, {"mode": "upsert"}), (False, {"scan.mode": "log"})])
@@ -136,15 +164,17 @@ def test_a_scan_that_is_behind_its_log_goes_on_from_the_lake(
     world.append(20)
     start = world.table.offsets("latest")
     world.append(30)
-    world.tier()
-    world.expire()
     world.append(5)
+    times: dict[tuple[int, int], int] = {}
 
     def scanned(connection: Connection = client, **asked: Any) -> list[Row]:
         with connection.table(world.path).scan(start=start, until="latest", **asked) as scan:
             found, at = [], dict(start)
             for piece in scan:
                 found += rows_of(piece.batch)
+                times.update(
+                    dict.fromkeys(((piece.bucket, at) for at in piece.offsets.tolist()), piece.timestamp_ms)
+                )
                 assert piece.bucket >= 0
                 assert (piece.offsets >= at[piece.bucket]).all()
             assert scan.positions == world.table.offsets("latest")
@@ -152,6 +182,12 @@ def test_a_scan_that_is_behind_its_log_goes_on_from_the_lake(
 
     newest = sorted(world.rows)[-35:]
     assert scanned() == newest
+    expected, times = times, {}
+    world.tier()
+    world.expire()
+    assert scanned() == newest
+    assert times == expected
+    assert len(set(times.values())) > 1
     assert scanned(filter="n >= 4") == [row for row in newest if row[1] is not None and row[1] >= 4]
     of_log = ClientConfig(scan_mode="log")
     lost = r"offsets were deleted before this scan read them\. Go on at \d+"
