@@ -49,7 +49,8 @@ def run(
 
     gc.enable()  # the job runs for days
     # When a signal ends the job, it releases its round, so that other tierers need not wait for the lease to expire.
-    signal.signal(signal.SIGTERM, _interrupt)
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, _interrupt)
     try:
         code = run_tiering(
             settings_of(server),
@@ -65,7 +66,7 @@ def run(
             maintenance=window,
         )
     except BaseException as error:
-        if not _asked_to_end.is_set():
+        if not _signals:
             raise
         # The error of a call into a terminating JVM has no information.
         typer.echo("ended by a signal", err=not isinstance(error, KeyboardInterrupt))
@@ -76,15 +77,15 @@ def run(
 
 _GRACE_SECONDS = 10.0
 """Maximum time in seconds to release a round, which is one request, before the process ends."""
-_ENDED_BY_SIGTERM = 128 + signal.SIGTERM
-_asked_to_end = threading.Event()
+_signals: list[int] = []
+"""The signals that asked this process to end."""
 
 
-def _interrupt(_number: int, _frame: object) -> None:
+def _interrupt(number: int, _frame: object) -> None:
     """End the job where it is; a second signal, or a job that does not end, ends the process."""
-    if _asked_to_end.is_set():
+    _signals.append(number)
+    if len(_signals) > 1:
         _leave()
-    _asked_to_end.set()
     # py4j would log the interrupted call into the JVM with its traceback, which has no information.
     logging.disable(logging.CRITICAL)
     last = threading.Timer(_GRACE_SECONDS, _leave)
@@ -103,4 +104,4 @@ def _leave() -> NoReturn:
         virtual_machine.kill()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(_ENDED_BY_SIGTERM)
+    os._exit(128 + _signals[0])

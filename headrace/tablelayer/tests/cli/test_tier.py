@@ -33,7 +33,9 @@ tier.run(
 """
 
 
-def ended(then: str, signals: int, grace: float = 600) -> tuple[int, str, str]:
+def ended(
+    then: str, signals: int, grace: float = 600, sent: signal.Signals = signal.SIGTERM
+) -> tuple[int, str, str]:
     process = subprocess.Popen(
         [sys.executable, "-c", JOB.format(then=then, grace=grace)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
@@ -41,7 +43,7 @@ def ended(then: str, signals: int, grace: float = 600) -> tuple[int, str, str]:
     assert process.stdout is not None
     assert process.stdout.readline() == "a round\n"
     for number in range(signals):
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(sent)
         if number + 1 < signals:
             assert process.stdout.readline() == "goes on\n"
     with process:
@@ -61,6 +63,11 @@ def test_a_signal_ends_the_job_without_a_traceback(then: str) -> None:
     code, out, err = ended(then, 1)
     assert code == 128 + signal.SIGTERM
     assert (out + err).strip() == "ended by a signal"
+
+
+def test_ctrl_c_ends_the_job_as_a_signal_does() -> None:
+    assert ended("raise", 1, sent=signal.SIGINT)[:2] == (128 + signal.SIGINT, "ended by a signal\n")
+    assert ended("print('goes on', flush=True)", 1, 0.1, signal.SIGINT)[0] == 128 + signal.SIGINT
 
 
 def test_a_job_that_does_not_end_is_ended() -> None:
