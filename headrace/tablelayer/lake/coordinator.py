@@ -12,6 +12,7 @@ import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -20,6 +21,7 @@ from headrace.tablelayer.model.lake.offsets import Offsets, in_order
 from headrace.tablelayer.model.messages.lake import (
     DescribeLakeRequest,
     DescribeLakeResponse,
+    DroppedPartition,
     LakeBeginRequest,
     LakeBeginResponse,
     LakeCommitRequest,
@@ -107,8 +109,17 @@ class Coordinator(Protocol):
         Raises TableError(FENCED_TIERING_EPOCH) when another worker holds the round by now.
         """
 
-    def commit(self, granted: TieringRound, snapshot_id: int, offsets: Offsets) -> None:
-        """Report what was committed to the lake. Raises TableError(FENCED_TIERING_EPOCH)."""
+    def commit(
+        self,
+        granted: TieringRound,
+        snapshot_id: int,
+        offsets: Offsets,
+        cleared: Mapping[str, UUID] = MappingProxyType({}),
+    ) -> None:
+        """Report what was committed to the lake, and partitions that clients dropped and that have no rows in it.
+
+        Raises TableError(FENCED_TIERING_EPOCH).
+        """
 
     def release(self, granted: TieringRound, failure: str | None = None) -> None:
         """End the round. `failure` is the reason it failed; the table's next round is then delayed.
@@ -157,12 +168,19 @@ class ServerCoordinator:
         answer = self._call(request, LakeHeartbeatResponse, f"keep the round of {granted.path}")
         return bool(answer.finish)
 
-    def commit(self, granted: TieringRound, snapshot_id: int, offsets: Offsets) -> None:
+    def commit(
+        self,
+        granted: TieringRound,
+        snapshot_id: int,
+        offsets: Offsets,
+        cleared: Mapping[str, UUID] = MappingProxyType({}),
+    ) -> None:
         request = LakeCommitRequest(
             table_id=granted.table_id,
             epoch=granted.epoch,
             snapshot_id=snapshot_id,
             offsets=[LakeOffset.of(place, offset) for place, offset in in_order(offsets)],
+            cleared=[DroppedPartition(name=name, partition_id=each) for name, each in cleared.items()],
         )
         self._call(request, LakeCommitResponse, f"report the round of {granted.path}")
 

@@ -55,7 +55,13 @@ from headrace.tablelayer.lake.paimon_columns import (
     schema_changes,
 )
 from headrace.tablelayer.lake.paimon_jvm import KIND_COLUMN, KIND_DELETE, KIND_INSERT, Jvm, java_error_name
-from headrace.tablelayer.lake.paimon_maintenance import compact, expire, has_deletion_vectors
+from headrace.tablelayer.lake.paimon_maintenance import (
+    compact,
+    expire,
+    expired_partitions,
+    has_deletion_vectors,
+    partition_names,
+)
 from headrace.tablelayer.lake.paimon_pieces import read_pieces
 from headrace.tablelayer.lake.paimon_read import data_files, read_rows
 from headrace.tablelayer.lake.stores import S3_SCHEMES, create_only, prepare
@@ -63,6 +69,7 @@ from headrace.tablelayer.model.lake.offsets import Offsets, PartitionBucket, in_
 from headrace.tablelayer.model.options.lake_options import PAIMON_PREFIX, passed_options
 from headrace.tablelayer.model.schema.schema import SYSTEM_COLUMNS
 from headrace.tablelayer.model.table.definition import StoredTable
+from headrace.tablelayer.model.table.partition_expiry import time_options
 from headrace.tablelayer.model.table.partition_keys import values_of
 from headrace.tablelayer.spark.splits import DELETED_COLUMN
 
@@ -125,6 +132,7 @@ class PaimonTable:
             **bucketed,
             **_DEFAULTS,
             **passed_options(definition.options, PAIMON_PREFIX),
+            **time_options(self.definition),
             **_TABLE_OPTIONS,
             TABLE_ID_PROPERTY: self.table_id,
             **new_table_options(definition),
@@ -374,6 +382,25 @@ class PaimonTable:
         if settings.datalake_expiry:
             done.append(expire(self.jvm, self._must_load()))
         return ", ".join(each for each in done if each)
+
+    # ---- expiry of partitions, see `partition_expiry.py`
+
+    def partitions(self) -> list[str]:
+        """Return the names of the partitions that have rows now."""
+        return partition_names(
+            self._catalog.listPartitions(self._identifier), self._must_load(), self.definition
+        )
+
+    def expired_partitions(self, names: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Return the partitions that are older than the table keeps them, and those whose time cannot be read."""
+        return expired_partitions(self.jvm, self._must_load(), self.definition, names)
+
+    def write_without(self, base: LakeState, partitions: Sequence[str], offsets: Offsets, epoch: int) -> int:
+        """Write a snapshot without the rows of these partitions on top of `base`, as `write` does."""
+        table = self._must_load()
+        branch = self._branch(table, base.head, epoch)
+        messages = [] if base.head is None else self._cleared(table, base.head, partitions)
+        return self._commit_on(branch, messages, base.head, round_properties(self.definition, offsets, epoch))
 
     def _compact(self) -> str:
         """Compact in a round of its own. Its commit carries the present offsets and may lose to another one."""

@@ -4,18 +4,27 @@ Both are Paimon's own, called so that the tiered offsets can still be found. `co
 the result as a round with the present offsets. Paimon chooses the files to merge by the table's options
 (`num-sorted-run.compaction-trigger`, `compaction.min.file-num`, `target-file-size`); with the changelog producer
 `full-compaction` it takes every file of a bucket. Expiry uses `snapshot.num-retained.*` and `snapshot.time-retained`.
+
+`expired_partitions` only finds them: Paimon's own expiry would commit without the tiered offsets, and past a round of
+another tierer.
 """
 
 from __future__ import annotations
 
+import datetime
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from headrace.tablelayer.lake.paimon_columns import filled_on_read
 from headrace.tablelayer.lake.paimon_jvm import Jvm
 from headrace.tablelayer.lake.paimon_read import data_files
 from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.partition_expiry import time_options
+from headrace.tablelayer.model.table.partition_keys import values_of
+from headrace.tablelayer.model.types.column_types import TypeKind
 
 COMPACT_FILES_PER_BUCKET = 5
 """Number of new files, or sorted runs, in a bucket before Paimon is asked to compact; Paimon's default."""
@@ -114,3 +123,50 @@ def expire(jvm: Jvm, table: Any) -> str:
     """Expire snapshots that the table's options do not keep, with their files; return a summary."""
     gone = table.newExpireSnapshots().config(table.coreOptions().expireConfig()).expire()
     return f"{gone} old snapshots expired" if gone else ""
+
+
+def partition_names(partitions: Any, table: Any, definition: TableDefinition) -> list[str]:
+    """Return the table's names of Paimon's `partitions`."""
+    default, keys = table.coreOptions().partitionDefaultName(), definition.partition_keys
+    found = []
+    for each in partitions:
+        texts = [str(each.spec()[key]) for key in keys]
+        if default not in texts:
+            kinds = (definition.schema.column(key).type.kind for key in keys)
+            found.append(".".join(_text(text, kind) for text, kind in zip(texts, kinds, strict=True)))
+    return sorted(found)
+
+
+def _text(text: str, kind: TypeKind) -> str:
+    """Return a value of a partition as the table has it; Paimon may have a date as the number of days since 1970."""
+    if kind is TypeKind.DATE and text.lstrip("-").isdigit():
+        return str(datetime.date(1970, 1, 1) + datetime.timedelta(int(text)))
+    return text
+
+
+def expired_partitions(
+    jvm: Jvm, table: Any, definition: TableDefinition, names: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Return the names that are older than `partition.expiration-time`, and those whose time cannot be read.
+
+    The first ones are in order, and at most `partition.expiration-max-num`. The values are read as Paimon reads them;
+    it is now in the zone of the table's calendar, or of this machine.
+    """
+    from py4j.protocol import Py4JJavaError
+
+    options, zone = table.coreOptions(), definition.settings.auto_partition_zone
+    now = datetime.datetime.now(None if zone is None else ZoneInfo(zone)).replace(tzinfo=None)
+    oldest = jvm.java.java.time.LocalDateTime.parse(now.isoformat()).minus(options.partitionExpireTime())
+    given = time_options(definition)
+    times = jvm.paimon.partition.PartitionTimeExtractor(
+        given.get("partition.timestamp-pattern"), given.get("partition.timestamp-formatter")
+    )
+    keys = jvm.list_of(definition.partition_keys)
+    expired, unread = [], []
+    for name in names:
+        try:
+            if oldest.isAfter(times.extract(keys, jvm.list_of(values_of(name)))):
+                expired.append(name)
+        except Py4JJavaError:
+            unread.append(name)
+    return sorted(expired)[: options.partitionExpireMaxNum()], unread

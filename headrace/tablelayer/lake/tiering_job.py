@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import signal
 import socket
 import threading
 import time
@@ -15,19 +16,24 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
+from uuid import UUID
 
 from headrace.tablelayer.client import connect
 from headrace.tablelayer.client.security.settings import Bootstrap, ConnectionSettings
-from headrace.tablelayer.lake.adapter import LakeError, LakeTable
+from headrace.tablelayer.lake.adapter import LakeError, LakeState, LakeTable
 from headrace.tablelayer.lake.catalogs import lake_catalog
 from headrace.tablelayer.lake.change_source import TableChanges
 from headrace.tablelayer.lake.coordinator import Heartbeats, ServerCoordinator, TieringRound, list_lake
+from headrace.tablelayer.lake.partition_expiry import PartitionExpiry
 from headrace.tablelayer.lake.tiering_options import DailyWindow, SparkOptions
-from headrace.tablelayer.lake.tiering_round import Outcome, RoundResult, first_line, tier_round
+from headrace.tablelayer.lake.tiering_round import Expire, Outcome, RoundResult, first_line, tier_round
 from headrace.tablelayer.lake.topics import Topic, TopicSource
 from headrace.tablelayer.model.lake.offsets import Offsets
 from headrace.tablelayer.model.lake.topics import TopicLake
+from headrace.tablelayer.model.options.lake_options import expiration_check_ms
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.spark.jars import SparkSetupError
 from headrace.tablelayer.spark.sessions import activate, session
@@ -169,11 +175,16 @@ class _RootSession:
         self._options = options
         self._lock = threading.Lock()
         self._spark: Any = None
+        self.expiry_checked_at: dict[UUID, float] = {}
+        """Time of the last check for old partitions, by table."""
 
     def get(self) -> Any:
         with self._lock:
             if self._spark is None:
+                before = signal.getsignal(signal.SIGINT)
                 self._spark = session("headrace tier", **self._options.arguments())
+                if threading.current_thread() is threading.main_thread():
+                    signal.signal(signal.SIGINT, before)  # Spark has set its own
             return self._spark
 
 
@@ -264,8 +275,29 @@ class _Job:
             lake = catalog.table(spark, definition)
             source = TableChanges(self._connection, self._bootstrap, definition, system_columns=True)
             return tier_round(
-                granted, self._coordinator, lake, source, spark, may_maintain=self._may_maintain
+                granted,
+                self._coordinator,
+                lake,
+                source,
+                spark,
+                may_maintain=self._may_maintain,
+                expire=self._expiry(granted, lake, definition),
             )
+
+    def _expiry(self, granted: TieringRound, lake: Any, definition: StoredTable) -> Expire | None:
+        """Return the expiry of a table's partitions if a check is due; the first one of this job always is."""
+        interval_ms, now = expiration_check_ms(definition.options), time.monotonic()
+        checked = self._root.expiry_checked_at
+        if interval_ms is None or now - checked.get(granted.table_id, -inf) < interval_ms / 1000:
+            return None
+        expiry = PartitionExpiry(granted, self._coordinator, lake, self._connection, definition)
+
+        def expire(base: LakeState) -> tuple[LakeState, str]:
+            found = expiry.run(base)
+            checked[granted.table_id] = now
+            return found
+
+        return expire
 
     def _tier_topic(self, granted: TieringRound, name: str) -> RoundResult:
         """Tier a plain topic. See `topics.py`."""

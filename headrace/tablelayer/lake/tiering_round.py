@@ -8,7 +8,7 @@ died between its commit and its report.
 key-value store. Write it to a branch together with the new offsets, and move `main` onto the branch if `main` has not
 moved meanwhile.
 5. Report to the coordinator; repeat step 4 until the pinned end, or until the coordinator wants the round to finish.
-6. Compact and expire if the table's options say so; end the round.
+6. Expire partitions and snapshots and compact, if the table's options say so; end the round.
 
 A crash at any point leaves either a branch that no reader sees or a complete round. If two tierers run at once, the
 coordinator gives the round to one of them. If both have a round all the same, the lake takes one commit and the other
@@ -32,6 +32,9 @@ from headrace.tablelayer.lake.coordinator import Coordinator, Heartbeats, Tierin
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.lake.offsets import Offsets, without_dropped
 from headrace.tablelayer.model.table.path import TablePath
+
+Expire = Callable[[LakeState], tuple[LakeState, str]]
+"""Expiry of old partitions: takes the lake's state, and returns the one after it and a report."""
 
 ROUND_ROWS_MAX = 2_000_000
 """Maximum number of offsets per bucket and commit: some hundred megabytes of Arrow in one worker at 100 bytes a row."""
@@ -81,12 +84,13 @@ def tier_round(
     spark: Any,
     before_commit: Callable[[Offsets, Offsets], None] = lambda _start, _end: None,
     may_maintain: Callable[[], bool] = lambda: True,
+    expire: Expire | None = None,
 ) -> RoundResult:
     """Run one round up to the log's present end. Its holder ends it with the coordinator.
 
     `before_commit` is called with the start and end of each piece, after the piece is written and before readers see
-    it; `may_maintain` after the last commit. Raises LakeError for problems that a person must fix, and the source's
-    errors.
+    it; `may_maintain` after the last commit. `expire` is called then, also if the log has nothing new. Raises LakeError
+    for problems that a person must fix, and the source's errors.
     """
     started = time.monotonic()
     with Heartbeats(coordinator, granted) as heartbeats:
@@ -101,7 +105,8 @@ def tier_round(
         if state is not None:
             start |= dict.fromkeys(new, 0)  # all that the log still has
         if base.committed is not None and start == end:
-            detail = _report(coordinator, granted, base.committed, base.offsets)
+            base, said = _expire(expire, base) if may_maintain() else (base, "")
+            detail = "; ".join(filter(None, (said, _report(coordinator, granted, base))))
             nothing = Outcome.NOTHING_NEW
             return RoundResult(granted.path, nothing, 0, base.committed, base.offsets, detail=detail)
         if start == end:
@@ -127,13 +132,14 @@ def tier_round(
                 return RoundResult(granted.path, Outcome.LOST, detail=str(error))
             finally:
                 lake.discard(granted.epoch)
-            details = [_report(coordinator, granted, snapshot, offsets)]
             base = LakeState(snapshot, snapshot, offsets, granted.epoch)
+            details = [_report(coordinator, granted, base)]
             start = upto
             heartbeats.changes = sum(upto[place] - first[place] for place in upto)
         if may_maintain():
             heartbeats.doing = "maintaining"
-            details.append(_maintain(lake))
+            base, said = _expire(expire, base)
+            details += [said, _maintain(lake)]
         detail = "; ".join(each for each in details if each)
         more, seconds = start != end, time.monotonic() - started
         committed = Outcome.COMMITTED
@@ -164,6 +170,16 @@ def _plan(
     return start, latest
 
 
+def _expire(expire: Expire | None, base: LakeState) -> tuple[LakeState, str]:
+    """Expire partitions. A failure is only reported: the next check tries again."""
+    if expire is None:
+        return base, ""
+    try:
+        return expire(base)
+    except Exception as error:  # noqa: BLE001 - reported, see above
+        return base, f"partitions did not expire: {first_line(error)}"
+
+
 def _maintain(lake: LakeTable) -> str:
     """Maintain the lake table. A failure is only reported: the data is tiered, and the next round tries again."""
     try:
@@ -183,13 +199,14 @@ def first_line(error: Exception) -> str:
     return lines[0]
 
 
-def _report(coordinator: Coordinator, granted: TieringRound, snapshot: int, offsets: Offsets) -> str:
+def _report(coordinator: Coordinator, granted: TieringRound, committed: LakeState) -> str:
     """Report the commit to the coordinator; return a readable note, usually empty.
 
     A failed report does not undo the commit.
     """
+    assert committed.committed is not None
     try:
-        coordinator.commit(granted, snapshot, offsets)
+        coordinator.commit(granted, committed.committed, committed.offsets)
     except TableError as error:
         if error.code is not TableErrorCode.FENCED_TIERING_EPOCH:
             raise

@@ -33,7 +33,8 @@ _ALLOWED = (
     "paimon.file.block-size", "paimon.file.compression*", "paimon.file.format", "paimon.manifest.*",
     "paimon.metadata.stats-dense-store", "paimon.metadata.stats-mode", "paimon.num-levels", "paimon.num-sorted-run.*",
     "paimon.orc.bloom.filter.*", "paimon.parquet.block.size", "paimon.parquet.enable.dictionary",
-    "paimon.parquet.page.size", "paimon.read.batch-size", "paimon.snapshot.expire.limit",
+    "paimon.parquet.page.size", "paimon.partition.expiration-*", "paimon.partition.timestamp-formatter",
+    "paimon.partition.timestamp-pattern", "paimon.read.batch-size", "paimon.snapshot.expire.limit",
     "paimon.snapshot.num-retained.*", "paimon.snapshot.time-retained", "paimon.sort-spill-*", "paimon.source.split.*",
     "paimon.spill-compression", "paimon.target-file-size", "paimon.write-buffer-size", "paimon.write-buffer-spillable",
 )  # fmt: skip

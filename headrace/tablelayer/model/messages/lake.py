@@ -88,27 +88,29 @@ class LakeHeartbeatResponse(TableResponse, key=10021, kind="response", versions=
     finish: bool = boolean()
 
 
-class LakeCommitRequest(ApiMessage, key=10022, kind="request", versions="0-1", flexible="0+"):
+class DroppedPartition(Struct):
+    """A partition that a client dropped, while the lake may still have its rows."""
+
+    name: str = string()
+    partition_id: UUID = uuid()
+
+
+class LakeCommitRequest(ApiMessage, key=10022, kind="request", versions="0-2", flexible="0+"):
     """Report what is in the lake already: `offsets` as they stand in snapshot `snapshot_id`.
 
-    The round goes on until the worker ends it.
+    `cleared`: partitions that clients dropped, and that have no rows in the lake any more. The round goes on until the
+    worker ends it.
     """
 
     table_id: UUID = uuid()
     epoch: int = int64(default=-1)
     snapshot_id: int = int64(default=-1)
     offsets: list[LakeOffset] = array(LakeOffset)
+    cleared: list[DroppedPartition] = array(DroppedPartition, versions="2+", ignorable=True)
 
 
-class LakeCommitResponse(TableResponse, key=10022, kind="response", versions="0-1", flexible="0+"):
+class LakeCommitResponse(TableResponse, key=10022, kind="response", versions="0-2", flexible="0+"):
     pass
-
-
-class DroppedPartition(Struct):
-    """A partition that a client dropped, while the lake may still have its rows."""
-
-    name: str = string()
-    partition_id: UUID = uuid()
 
 
 class DescribeLakeRequest(ApiMessage, key=10023, kind="request", versions="0-3", flexible="0+"):

@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace.tablelayer.model.errors import invalid_table
 from headrace.tablelayer.model.options.option import Option, OptionType
-from headrace.tablelayer.model.options.option_types import BOOLEAN, TEXT
+from headrace.tablelayer.model.options.option_types import BOOLEAN, DURATION, TEXT, whole_number
 
 PAIMON_PREFIX = "paimon."
 PAIMON_DOC = (
@@ -40,9 +40,23 @@ _PAIMON_PRODUCERS = ("none", "lookup", "full-compaction")
 PAIMON_FILE_FORMAT = "paimon.file.format"
 PAIMON_DELETION_VECTORS = "paimon.deletion-vectors.enabled"
 PAIMON_PRODUCER = "paimon.changelog-producer"
-_PAIMON_EXPIRATION = "paimon.partition.expiration-"
 ORC, AVRO = "orc", "avro"
 _PAIMON_FILE_FORMATS = ("parquet", ORC, AVRO)
+EXPIRATION_TIME = "paimon.partition.expiration-time"
+EXPIRATION_CHECK = "paimon.partition.expiration-check-interval"
+EXPIRATION_COUNT = "paimon.partition.expiration-max-num"
+TIMESTAMP_FORMATTER, TIMESTAMP_PATTERN = (
+    "paimon.partition.timestamp-formatter",
+    "paimon.partition.timestamp-pattern",
+)
+_EXPIRATION_STRATEGY = "paimon.partition.expiration-strategy"
+_EXPIRATION = ("paimon.partition.expiration-", "paimon.partition.timestamp-")
+_EXPIRATION_CHECK_MS = 3_600_000
+"""Paimon's default of the interval."""
+NOT_IN_ICEBERG = (
+    "Iceberg has no expiry of partitions: choose 'table.datalake.format' = 'paimon', or drop old partitions with"
+    " ALTER TABLE ... DROP PARTITION"
+)
 
 
 def find_passed(name: str) -> Option[Any] | None:
@@ -53,6 +67,8 @@ def find_passed(name: str) -> Option[Any] | None:
     if name.startswith(PAIMON_PREFIX):
         return _passed_to_paimon(name)
     if name.startswith(ICEBERG_PREFIX):
+        if name.startswith("iceberg.partition.expiration-"):
+            raise invalid_table(f"option '{name}' cannot be given: {NOT_IN_ICEBERG}")
         _check_passed(name, ICEBERG_PREFIX, "Iceberg", _ICEBERG_RESERVED)
         if name == ICEBERG_FORMAT_VERSION:
             return Option(name, OptionType(_parse_format_version), None, ICEBERG_DOC)
@@ -63,12 +79,14 @@ def find_passed(name: str) -> Option[Any] | None:
 def _passed_to_paimon(name: str) -> Option[Any]:
     """Return an option of Paimon that tiering does not set itself. Raises TableError(INVALID_TABLE)."""
     _check_passed(name, PAIMON_PREFIX, "Paimon", _PAIMON_RESERVED)
-    if name.startswith(_PAIMON_EXPIRATION):
-        raise invalid_table(
-            f"option '{name}' cannot be given: the rows of a table's partitions belong to it as long as the lake has"
-            " them, so that Paimon may not expire partitions that the server still has. Leave it out, and run Paimon's"
-            " procedure 'expire_partitions' for partitions that the table has dropped"
-        )
+    if is_expiration_option(name):
+        kind = _EXPIRATION_TYPES.get(name)
+        if kind is None:
+            raise invalid_table(
+                f"option '{name}' cannot be given: the options of the expiry of partitions are"
+                f" {', '.join(sorted(_EXPIRATION_TYPES))}"
+            )
+        return Option(name, kind, None, PAIMON_DOC, partitioned_only=True)
     if name == PAIMON_PRODUCER:
         return Option(name, OptionType(_parse_producer), None, PAIMON_DOC, primary_key_only=True)
     if name == PAIMON_DELETION_VECTORS:
@@ -92,6 +110,36 @@ def _check_passed(name: str, prefix: str, lake: str, all_reserved: tuple[str, ..
 def passed_options(options: Mapping[str, str], prefix: str) -> dict[str, str]:
     """Return a table's options with this prefix, by their names in the lake format."""
     return {name.removeprefix(prefix): value for name, value in options.items() if name.startswith(prefix)}
+
+
+def is_expiration_option(name: str) -> bool:
+    """Return whether a name is one of the expiry of partitions in Paimon."""
+    return name.startswith(_EXPIRATION)
+
+
+def expiration_check_ms(options: Mapping[str, str]) -> int | None:
+    """Return the interval between two checks for expired partitions; None for a table whose partitions stay."""
+    if EXPIRATION_TIME not in options:
+        return None
+    text = options.get(EXPIRATION_CHECK)
+    return _EXPIRATION_CHECK_MS if text is None else DURATION.parse(text)
+
+
+def _parse_strategy(text: str) -> str:
+    """Check a strategy. The time of the last change is not known for rows that are not in the lake yet."""
+    if text != "values-time":
+        raise ValueError("must be 'values-time': the time of a partition is in its values")
+    return text
+
+
+_EXPIRATION_TYPES: Mapping[str, OptionType[Any]] = {
+    EXPIRATION_TIME: DURATION,
+    EXPIRATION_CHECK: DURATION,
+    EXPIRATION_COUNT: whole_number(1, 1_000_000, " from 1 to 1,000,000"),
+    _EXPIRATION_STRATEGY: OptionType(_parse_strategy),
+    TIMESTAMP_FORMATTER: TEXT,
+    TIMESTAMP_PATTERN: TEXT,
+}
 
 
 def _parse_format_version(text: str) -> str:

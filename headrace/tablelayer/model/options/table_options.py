@@ -565,6 +565,10 @@ _ONLY_IN_FLUSS = (
         "use Kafka's options instead: 'local.retention.ms' limits what also stays local",
     ),
     ("table.datalake.historical-partition.", "historical partitions are not in this release"),
+    (
+        "partition.expiration-",
+        "for a table in Paimon write it with its prefix: 'paimon.partition.expiration-time'",
+    ),
     ("merge-engine", "the name is 'table.merge-engine', with the words first_row, versioned and aggregation"),
     (
         "sequence.field",
@@ -587,6 +591,7 @@ def is_table_option(name: str) -> bool:
             "fields.",
             "auto-increment.",
             "merge-engine",
+            "partition.expiration-",
             "sequence.field",
             PAIMON_PREFIX,
             ICEBERG_PREFIX,

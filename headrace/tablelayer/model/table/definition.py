@@ -17,6 +17,7 @@ from uuid import UUID
 
 from headrace.tablelayer.model.errors import invalid_table
 from headrace.tablelayer.model.options import table_options
+from headrace.tablelayer.model.options.lake_options import is_expiration_option
 from headrace.tablelayer.model.options.option_types import parse_name_list
 from headrace.tablelayer.model.options.table_options import (
     DatalakeFormat,
@@ -397,7 +398,11 @@ def _validate(definition: TableDefinition) -> None:
                 f"bucket key column '{name}' is not in the primary key ({', '.join(schema.primary_key)})"
             )
     declared = table_options.DECLARED
-    unused = [name for name in definition.options if name in declared and declared[name].partitioned_only]
+    unused = [
+        name
+        for name in definition.options
+        if is_expiration_option(name) or (name in declared and declared[name].partitioned_only)
+    ]
     if unused and not definition.partition_keys:
         raise invalid_table(
             f"option '{unused[0]}' is for tables with PARTITIONED BY; {definition.path} has none"

@@ -12,6 +12,7 @@ from headrace.tablelayer.model.options.lake_options import AVRO, ORC, PAIMON_FIL
 from headrace.tablelayer.model.options.table_options import DatalakeFormat, TableOptions
 from headrace.tablelayer.model.schema.schema import MAX_COLUMNS, SYSTEM_COLUMNS
 from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.partition_expiry import expiry_complaint
 from headrace.tablelayer.model.types.column_types import TIMESTAMP_KINDS, DataType, TypeKind
 
 _ICEBERG_NAMES = frozenset(
@@ -33,6 +34,9 @@ def lake_complaint(definition: TableDefinition) -> str | None:
     lake = definition.settings.datalake_format
     if not definition.settings.datalake_enabled or lake is None:
         return None
+    wrong = expiry_complaint(definition)
+    if wrong is not None:
+        return f"table {definition.path}: {wrong}"
     option = f"'{TableOptions.datalake_enabled.name}' = 'true'"
     for column in definition.schema.columns:
         front = f"table {definition.path} has {option}, but column '{column.name}'"

@@ -12,9 +12,11 @@ from headrace.tablelayer.model.options import table_options
 from headrace.tablelayer.model.options.kafka_formats import KafkaValueFormat
 from headrace.tablelayer.model.options.lake_options import (
     ICEBERG_PREFIX,
+    NOT_IN_ICEBERG,
     PAIMON_DELETION_VECTORS,
     PAIMON_PREFIX,
     PAIMON_PRODUCER,
+    is_expiration_option,
 )
 from headrace.tablelayer.model.options.table_options import (
     ChangelogImage,
@@ -71,6 +73,11 @@ def check_options(
     ):
         passed = [name for name in options if name.startswith(prefix)]
         if passed and settings.datalake_format is not lake:
+            expiring = next(filter(is_expiration_option, passed), None)
+            if expiring is not None and settings.datalake_format is DatalakeFormat.ICEBERG:
+                raise invalid_table(
+                    f"table {path}: option '{expiring}' is not possible here. {NOT_IN_ICEBERG}"
+                )
             raise invalid_table(
                 f"table {path}: option '{passed[0]}' is for tables with"
                 f" '{TableOptions.datalake_format.name}' = '{lake.value}'"

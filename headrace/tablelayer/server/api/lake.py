@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Container, Iterable, Iterator
 from uuid import UUID
 
 from headrace.broker.requests.declaration import RequestContext
@@ -14,6 +15,7 @@ from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.lake.offsets import in_order
 from headrace.tablelayer.model.messages import lake as m
 from headrace.tablelayer.model.messages.between import DescribeEndsRequest, DescribeEndsResponse
+from headrace.tablelayer.model.options.lake_options import expiration_check_ms
 from headrace.tablelayer.model.table.path import DEFAULT_DATABASE, TablePath
 from headrace.tablelayer.server.catalog.catalog import no_table_with_id
 from headrace.tablelayer.server.lake.dropped import GonePartitions, GonePartitionsStore
@@ -83,6 +85,7 @@ class LakeHandlers:
             for each in subjects
             if request.force or self._subjects.has_more(each, others)
         ]
+        candidates += self._with_old_partitions(subjects, {each.table_id for each in candidates})
         granted = await self._lake.begin(worker, candidates, force=request.force)
         if granted is None:
             return m.LakeBeginResponse(granted=False, lease_ms=self._lake.lease_ms)
@@ -98,6 +101,16 @@ class LakeHandlers:
             path = subject.definition.path
             answer.database, answer.table = path.database, path.table
         return answer
+
+    def _with_old_partitions(
+        self, subjects: Iterable[Subject], others: Container[UUID]
+    ) -> Iterator[Candidate]:
+        """Yield the tables whose partitions expire in the lake: they have rounds also when they have no new rows."""
+        for each in subjects:
+            interval_ms = None if each.definition is None else expiration_check_ms(each.definition.options)
+            is_tiered = self._lake.state(each.table_id).snapshot_id >= 0
+            if interval_ms is not None and is_tiered and each.table_id not in others:
+                yield Candidate(each.table_id, max(interval_ms, each.freshness_ms))
 
     async def heartbeat(
         self, context: RequestContext, request: m.LakeHeartbeatRequest
@@ -119,8 +132,14 @@ class LakeHandlers:
             raise TableError(TableErrorCode.INVALID_TABLE, f"{subject.name} has no bucket {unknown[0]}")
         if subject.definition is not None and subject.definition.is_partitioned:
             record = self._lake.state(request.table_id)
+            self._lake.check(request.table_id, request.epoch)
             await self._gone.settle(
-                request.table_id, record.offsets, offsets, existing, was_tiered=record.committed_at_ms >= 0
+                request.table_id,
+                record.offsets,
+                offsets,
+                existing,
+                {each.name: each.partition_id for each in request.cleared},
+                was_tiered=record.committed_at_ms >= 0,
             )
         await self._lake.commit(request.table_id, request.epoch, request.snapshot_id, offsets, existing)
         return m.LakeCommitResponse()

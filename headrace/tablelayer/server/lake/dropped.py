@@ -3,7 +3,7 @@
 The lake keeps the rows of a partition that is gone. If the calendar dropped it, or its topic was deleted, the rows
 belong to the table by its plain name. If a client dropped it, they do not, and the first rows of a later partition of
 the same name replace them. So the partitions that clients dropped are recorded, before they are deleted. An entry is
-removed when the lake has a later partition of the name.
+removed when the lake has a later partition of the name, or no rows of the name any more.
 
 The record of a table is under /lake_partitions/<table id> in the coordination store. Any broker may write it.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 from uuid import UUID
 
@@ -54,11 +55,16 @@ class GonePartitions(msgspec.Struct, frozen=True):
         return GonePartitions(self.expired, dropped)
 
     def settled(
-        self, known: Collection[Any], tiered: Collection[Any], existing: Collection[Any]
+        self,
+        known: Collection[Any],
+        tiered: Collection[Any],
+        existing: Collection[Any],
+        cleared: Mapping[str, UUID] = MappingProxyType({}),
     ) -> GonePartitions:
         """Return the record after a round.
 
         `known` are the places that the lake had before, `tiered` those of the round, `existing` those of the server.
+        `cleared` are dropped partitions that have no rows in the lake any more, ids by name.
         """
         successors = {
             place.partition
@@ -69,7 +75,12 @@ class GonePartitions(msgspec.Struct, frozen=True):
         }
         expired = self.expired or self.has_expired({*known, *tiered}, existing)
         return GonePartitions(
-            expired, {name: each for name, each in self.dropped.items() if name not in successors}
+            expired,
+            {
+                name: each
+                for name, each in self.dropped.items()
+                if name not in successors and cleared.get(name) != each
+            },
         )
 
     def has_expired(self, known: Collection[Any], existing: Collection[Any]) -> bool:
@@ -104,12 +115,13 @@ class GonePartitionsStore:
         known: Collection[Any],
         tiered: Collection[Any],
         existing: Collection[Any],
+        cleared: Mapping[str, UUID],
         *,
         was_tiered: bool,
     ) -> None:
         """Record a round, see `GonePartitions.settled`. Call it before its offsets are recorded."""
         await self._change(
-            table_id, lambda record: record.settled(known, tiered, existing), was_tiered=was_tiered
+            table_id, lambda record: record.settled(known, tiered, existing, cleared), was_tiered=was_tiered
         )
 
     async def _change(

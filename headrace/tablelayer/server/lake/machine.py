@@ -173,7 +173,7 @@ class LakeMachine:
 
     def heartbeat(self, now: Now, table_id: UUID, epoch: int, changes: int = 0, doing: str = "") -> bool:
         """Renew the lease; return whether the worker is to finish. Raises TableError(FENCED_TIERING_EPOCH)."""
-        running = self._check(table_id, epoch)
+        running = self.check(table_id, epoch)
         ends = now.monotonic_ms + self.timing.lease
         self._rounds[table_id] = replace(running, lease_ends=ends, changes=changes, doing=doing)
         return running.finish or now.monotonic_ms - running.started.monotonic_ms >= self.timing.round_max
@@ -192,7 +192,7 @@ class LakeMachine:
         An offset below the known one is refused: a lake does not forget. `existing` has the places of a partitioned
         table; the state of all other places is removed. Raises TableError(FENCED_TIERING_EPOCH).
         """
-        running = self._check(table_id, epoch)
+        running = self.check(table_id, epoch)
         state = self.state(table_id)
         for place, offset in offsets.items():
             known = state.offsets.get(place, 0)
@@ -215,7 +215,7 @@ class LakeMachine:
 
     def give_back(self, now: Now, table_id: UUID, epoch: int, failure: str | None) -> None:
         """End a round. `failure` is the reason if it failed, else None. Raises TableError(FENCED_TIERING_EPOCH)."""
-        self._check(table_id, epoch)
+        self.check(table_id, epoch)
         del self._rounds[table_id]
         if failure is not None:
             self._put_off(now.monotonic_ms, table_id, failure)
@@ -238,6 +238,17 @@ class LakeMachine:
         self._rounds.pop(table_id, None)
         self._troubles.pop(table_id, None)
         return self._states.pop(table_id, None) is not None
+
+    def check(self, table_id: UUID, epoch: int) -> Round:
+        """Return the running round. Raises TableError(FENCED_TIERING_EPOCH) if it has another epoch."""
+        state, running = self.state(table_id), self._rounds.get(table_id)
+        if running is None or epoch != running.epoch:
+            raise TableError(
+                TableErrorCode.FENCED_TIERING_EPOCH,
+                f"tiering round {epoch} of table {table_id} is over; the newest round is {state.epoch}. "
+                "Ask for a new round",
+            )
+        return running
 
     # ---- inside
 
@@ -263,13 +274,3 @@ class LakeMachine:
     def _put_off(self, since: int, table_id: UUID, error: str) -> None:
         failures = self.trouble(table_id).failures + 1
         self._troubles[table_id] = Trouble(failures, since + self.timing.wait_after(failures), error)
-
-    def _check(self, table_id: UUID, epoch: int) -> Round:
-        state, running = self.state(table_id), self._rounds.get(table_id)
-        if running is None or epoch != running.epoch:
-            raise TableError(
-                TableErrorCode.FENCED_TIERING_EPOCH,
-                f"tiering round {epoch} of table {table_id} is over; the newest round is {state.epoch}. "
-                "Ask for a new round",
-            )
-        return running

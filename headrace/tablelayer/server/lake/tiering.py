@@ -110,6 +110,10 @@ class LakeRounds:
         """See `LakeMachine.heartbeat`."""
         return self._machine.heartbeat(self._now(), table_id, epoch, changes, doing)
 
+    def check(self, table_id: UUID, epoch: int) -> None:
+        """Raise TableError(FENCED_TIERING_EPOCH) if the round is over."""
+        self._machine.check(table_id, epoch)
+
     async def commit(
         self,
         table_id: UUID,

@@ -24,6 +24,7 @@ import duckdb
 import httpx
 import pyarrow as pa
 import pytest
+from pyiceberg.expressions import In
 from pyspark import cloudpickle
 from typer.testing import CliRunner
 
@@ -36,11 +37,20 @@ from headrace.tablelayer.console.app import make_app
 from headrace.tablelayer.console.history import History
 from headrace.tablelayer.console.tables import Sql
 from headrace.tablelayer.flight.server import FlightSql
-from headrace.tablelayer.lake.adapter import LogCutError
+from headrace.tablelayer.lake.adapter import (
+    EPOCH_PROPERTY,
+    OFFSETS_PROPERTY,
+    TABLE_ID_PROPERTY,
+    LakeState,
+    LogCutError,
+    RoundLostError,
+)
+from headrace.tablelayer.lake.catalogs import tiered_table
+from headrace.tablelayer.lake.partition_expiry import PartitionExpiry
 from headrace.tablelayer.lake.reader import Piece
 from headrace.tablelayer.lake.union_parts import _grouped
 from headrace.tablelayer.model.errors import TableError
-from headrace.tablelayer.model.lake.offsets import PartitionBucket
+from headrace.tablelayer.model.lake.offsets import PartitionBucket, offsets_to_json
 from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.spark.batch import HeadraceReader
 from headrace.tablelayer.spark.builder import table as open_builder
@@ -378,6 +388,88 @@ def test_a_partition_that_expired_stays_and_one_that_was_dropped_goes(
     world.write([(400, 1, "b")])
     world.expire_partition("b")
     doors.glance(world)
+
+
+class ExpiringLake:
+    """The lake of a world, for the expiry of these days; `fails` ends it as if the tierer was killed."""
+
+    def __init__(self, world: World, days: set[str]) -> None:
+        self.tierer, self.days = world.tierer, days
+        self.fails = False
+
+    def partitions(self) -> list[str]:
+        return sorted(set(self.tierer.table.scan().to_arrow()["day"].to_pylist()))
+
+    def expired_partitions(self, names: Sequence[str]) -> tuple[list[str], list[str]]:
+        return [name for name in names if name in self.days], ["never"]
+
+    def write_without(self, base: LakeState, partitions: Sequence[str], offsets: Any, epoch: int) -> int:
+        if self.fails:
+            raise RoundLostError("killed")
+        properties = {
+            OFFSETS_PROPERTY: offsets_to_json(offsets),
+            TABLE_ID_PROPERTY: str(self.tierer.definition.table_id),
+            EPOCH_PROPERTY: str(epoch),
+        }
+        self.tierer.table.delete(In("day", tuple(partitions)), snapshot_properties=properties)
+        self.tierer.offsets = dict(offsets)
+        snapshot = self.tierer.table.current_snapshot()
+        assert snapshot is not None
+        return snapshot.snapshot_id
+
+    def commit(self, *_: Any) -> None:
+        """Do nothing: the snapshot is the current one."""
+
+    discard = commit
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_a_partition_that_expires_in_the_lake_is_gone_from_every_door(
+    server: CuttingBroker, client: Connection, doors: Doors, keyed: bool
+) -> None:
+    world = World(server, client, partitioned=True, keyed=keyed)
+    world.append(30)
+    world.write([(200, 1, "d")])
+    world.expire_partition("a")
+    world.expire_partition("d")
+    world.append(6)  # some are late rows of the first
+    world.tier()
+    world.expire()
+    lake = ExpiringLake(world, {"a", "b", "d", "z"})
+    coordinator = world.tierer.coordinator
+
+    def expire() -> str:
+        granted = coordinator.begin(world.table.path, force=True)
+        assert granted is not None
+        reader = tiered_table(client, world.path, None).catalog.reader(world.tierer.definition)
+        expiry = PartitionExpiry(granted, coordinator, lake, client, world.tierer.definition)
+        try:
+            return expiry.run(reader.state(None))[1]
+        finally:
+            coordinator.release(granted)
+
+    lake.fails = True
+    with pytest.raises(RoundLostError):
+        expire()
+    world.by_key = {place: row for place, row in world.by_key.items() if place[1] in "cd"}
+    doors.glance(world)  # those that the server had are gone, although the lake has their rows
+    assert set(coordinator.describe(world.tierer.definition.table_id).dropped) == {"a", "b"}
+    lake.fails = False
+    assert "3 partitions (a, b, d) expired" in expire()
+    world.by_key = {place: row for place, row in world.by_key.items() if place[1] == "c"}
+    doors.check(world)
+    assert lake.partitions() == ["c"]
+    described = coordinator.describe(world.tierer.definition.table_id)
+    assert not described.dropped, "the lake has no rows of them"
+    assert {place.partition for place in described.offsets} == {"c"}
+    world.write([(100, 1, "b")])
+    doors.glance(world)
+    world.tier()
+    doors.glance(world)
+    assert "partition b expired" in expire()
+    del world.by_key[100, "b"]
+    doors.check(world)
+    assert expire() == "the time of partition never cannot be read (partition.timestamp-formatter)"
 
 
 def test_statements_change_the_rows_that_the_server_has(server: CuttingBroker, client: Connection) -> None:

@@ -423,6 +423,63 @@ async def test_an_old_partition_goes_when_the_lake_has_it(tmp_path: Path, often:
         await has(table, ["20200102", "20231114"])
 
 
+async def test_a_table_whose_partitions_expire_in_the_lake_has_rounds_without_new_rows(
+    tmp_path: Path,
+) -> None:
+    clock = MovableClock()
+    async with tables(
+        tmp_path, {"datalake.paimon.warehouse": str(tmp_path / "lake")}, clock=clock
+    ) as all_tables:
+        table = await create(
+            all_tables,
+            PK + " WITH ('table.datalake.enabled' = 'true', 'paimon.partition.expiration-time' = '7 d',"
+            " 'paimon.partition.expiration-check-interval' = '10 min')",
+        )
+        send, asked = table.broker.send, m.LakeBeginRequest(worker="w")
+
+        async def committed(offset: int, *cleared: m.DroppedPartition) -> None:
+            begun = await send(asked)
+            assert begun.granted
+            place = m.LakeOffset(bucket=0, offset=offset, partition="20200101", partition_id=ids["20200101"])
+            commit = m.LakeCommitRequest(
+                table_id=table.table_id, epoch=begun.epoch, snapshot_id=1, offsets=[place], cleared=[*cleared]
+            )
+            assert (await send(commit)).error_code == 0
+            late = await send(
+                m.LakeCommitRequest(table_id=table.table_id, epoch=begun.epoch - 1, cleared=[*cleared])
+            )
+            assert late.error_code == TableErrorCode.FENCED_TIERING_EPOCH
+            await send(m.LakeEndRequest(table_id=table.table_id, epoch=begun.epoch))
+
+        async def dropped() -> dict[str, UUID]:
+            lake = await send(m.DescribeLakeRequest(table_id=table.table_id))
+            assert not lake.expired
+            return {each.name: each.partition_id for each in lake.dropped}
+
+        assert not (await send(asked)).granted, "the lake has nothing that could expire"
+        assert (await produce(table, {"dt": "20200101", "id": 1})).error_code == 0
+        listed = (await send(m.ListPartitionsRequest(table_id=table.table_id))).partitions
+        ids = {each.name: each.partition_id for each in listed}
+        await committed(1)
+        for _ in range(2):
+            clock.waited_seconds += 590
+            clock.ahead_ms += 590_000
+            assert not (await send(asked)).granted
+            clock.waited_seconds += 11
+            clock.ahead_ms += 11_000
+            await committed(1)
+        await send(m.DropPartitionRequest(table_id=table.table_id, name="20200101"))
+        assert await dropped() == ids
+        clock.waited_seconds += 601
+        clock.ahead_ms += 601_000
+        await committed(1, m.DroppedPartition(name="20200101", partition_id=table.table_id))
+        assert await dropped() == ids, "this was another partition of the name"
+        clock.waited_seconds += 601
+        clock.ahead_ms += 601_000
+        await committed(1, m.DroppedPartition(name="20200101", partition_id=ids["20200101"]))
+        assert await dropped() == {}
+
+
 async def test_a_row_that_comes_after_the_look_whether_the_lake_has_all_keeps_its_partition(
     tmp_path: Path, often: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,35 @@ def test_upkeep_keeps_the_offsets_of_partitions_that_come_and_go(
     assert "failed" not in said
     assert lake_metadata(client, f"{lake.path}$lake$snapshots").num_rows < rounds
     assert "nothing new" in lake.tier()[0]
+    client.admin.drop_table(lake.path)
+
+
+def test_partitions_expire_in_paimon_and_on_the_server(spark: Any, address: str, client: Connection) -> None:
+    options = {"paimon.partition.expiration-time": "30 d", "paimon.deletion-vectors.enabled": "true", **KEYED}
+    lake = Lake(spark, address, client, "lake_parts_expiry", True, "paimon", options)
+    today = str(datetime.datetime.now(datetime.UTC).date())
+    client.table(lake.path).upsert(
+        [{"d": today, "r": "eu", "id": key, "v": key, "n": None} for key in range(9)]
+    )
+    new = lake.truth()
+    for key, region in ((1, "eu"), (2, "us")):
+        lake.write(region, [(key, key)])
+    (said,) = lake.tier()
+    assert "2 partitions (2024-01-01.eu, 2024-01-01.us) expired" in said
+    table = lake.in_lake()
+    assert dict(table._load().options())["partition.expiration-time"] == "30 d"
+    for late in (False, True):
+        if late:  # it makes the partition again, until the next check
+            lake.write("eu", [(3, 3)])
+            assert len(lake.rows()) == len(new) + 1
+            assert "partition 2024-01-01.eu expired" in lake.tier()[0]
+        assert lake.rows() == lake.rows("$lake") == lake.truth() == new
+        theirs = rows_by_paimon(table).select(lake.table.definition.schema.names).to_pylist()
+        assert sorted((tuple(row.values()) for row in theirs), key=str) == new
+        assert [each.name for each in lake.table.partitions()] == [f"{today}.eu"]
+        assert {place.partition for place in table.find_committed().offsets} == {f"{today}.eu"}
+        assert not lake.status().dropped
+    assert lake.tier()[0].endswith(f"nothing new, the lake is at snapshot {table.find_committed().head}")
     client.admin.drop_table(lake.path)
 
 
