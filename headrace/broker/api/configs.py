@@ -147,11 +147,11 @@ class ConfigsApi:
                 configs=[],
             )
             response.results.append(result)
-            wanted = None if resource.configuration_keys is None else frozenset(resource.configuration_keys)
+            wanted = frozenset(resource.configuration_keys or ())  # none: all
             try:
                 _require(context, Operation.DESCRIBE_CONFIGS, resource)
                 for entry in self._entries(resource):
-                    if wanted is not None and entry.name not in wanted:
+                    if wanted and entry.name not in wanted:
                         continue
                     if not request.include_synonyms:
                         entry.synonyms = []

@@ -27,7 +27,7 @@ from collections.abc import Awaitable
 from typing import Any
 from weakref import WeakValueDictionary
 
-from headrace.broker.api.fetch_reading import Fetch, Wanted
+from headrace.broker.api.fetch_reading import ISOLATION_LEVELS, Fetch, Wanted
 from headrace.broker.api.fetch_rights import is_follower
 from headrace.broker.api.fetch_sessions import (
     FINAL_EPOCH,
@@ -237,6 +237,9 @@ class FetchApi:
         if entry.name and not fetch.rights.may_read(entry.name):
             entry.partition = None
             entry.missing_code = fetch.rights.code_of_denied(entry.name)
+        elif fetch.request.isolation_level not in ISOLATION_LEVELS:
+            entry.partition = None
+            entry.missing_code = ErrorCode.INVALID_REQUEST
         entry.image = self._metadata.version
 
     def _followed(self, partition: Partition) -> Partition:

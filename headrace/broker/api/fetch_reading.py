@@ -30,6 +30,7 @@ from headrace.protocol.messages.fetch import (
 logger = logging.getLogger("headrace.api")
 
 _READ_COMMITTED: Final = 1
+ISOLATION_LEVELS: Final = (0, _READ_COMMITTED)
 
 
 class Wanted(SessionPartition):

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from functools import partial
 
-from headrace.broker.api.fetch_reading import check_leader_epoch
+from headrace.broker.api.fetch_reading import ISOLATION_LEVELS, check_leader_epoch
 from headrace.broker.log.time_lookup import BatchTakesTime, Opened
 from headrace.broker.partitions.partition import Partition
 from headrace.broker.partitions.remote_log import RemoteLog
@@ -98,6 +98,9 @@ class OffsetsApi:
                 answers.append(answer)
                 if not is_seen:
                     answer.error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                    continue
+                if request.isolation_level not in ISOLATION_LEVELS:
+                    answer.error_code = ErrorCode.INVALID_REQUEST
                     continue
                 partition = self._find(topic.name, wanted.partition_index)
                 if partition is None:
@@ -245,8 +248,10 @@ def _look_up(
         answer.leader_epoch = partition.leader_epoch
     elif timestamp == EARLIEST:
         answer.offset = log.log_start_offset
+        answer.leader_epoch = _epoch_of_next(partition, answer.offset)
     elif timestamp == EARLIEST_LOCAL:
         answer.offset = log.local_start_offset
+        answer.leader_epoch = _epoch_of_next(partition, answer.offset)
     elif timestamp == LATEST_TIERED:
         if log.tiered_to > log.log_start_offset:  # otherwise there are no such records: -1, -1
             answer.offset = log.tiered_to - 1
@@ -266,6 +271,12 @@ def _look_up(
             answer.offset, answer.timestamp, answer.leader_epoch = found
     if version < _FIRST_VERSION_WITH_EPOCH:
         answer.leader_epoch = -1
+
+
+def _epoch_of_next(partition: Partition, offset: int) -> int:
+    """Return the epoch of the record at an offset, or that of the leader if the record is still to come."""
+    log = partition.log
+    return log.epoch_at(offset) if offset < log.log_end_offset else partition.leader_epoch
 
 
 def _may_be_remote(partition: Partition, wanted: ListOffsetsPartition) -> bool:

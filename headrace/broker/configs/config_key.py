@@ -21,6 +21,7 @@ class ConfigError(Exception):
     """A configuration that cannot be accepted. The text names it, its value and the remedy."""
 
 
+_WHOLE = re.compile(r"[+-]?[0-9]{1,20}")
 _USER_INFO = re.compile(r"//[^/@\s]*@")
 """User and password in a URL."""
 
@@ -87,15 +88,12 @@ class ConfigKey(msgspec.Struct, frozen=True):
             value = text.lower() == "true"
         elif self.type in _BOUNDS:
             low, high = _BOUNDS[self.type]
-            try:
-                value = int(text)
-            except ValueError:
-                value = high + 1
+            value = int(text) if _WHOLE.fullmatch(text) else high + 1
             if not low <= value <= high:
                 raise self._wrong(text, f"Not a number of type {self.type.name}")
         elif self.type == ConfigType.DOUBLE:
             try:
-                value = float(text)
+                value = float(text.replace("_", "not a number"))  # Python also reads 1_000
             except ValueError:
                 raise self._wrong(text, "Not a number of type DOUBLE") from None
         elif self.type == ConfigType.LIST:

@@ -45,18 +45,13 @@ def _levels(low: int, high: int, *also: int) -> Callable[[Any], str | None]:
     return lambda value: None if low <= value <= high or value in also else text
 
 
-def _some_policy(value: list[str]) -> str | None:
-    return None if value else "it must be delete, compact or both"
-
-
 _KEYS: Final = (
     ConfigKey(
         "cleanup.policy",
         _LIST,
         "delete",
-        "Treatment of old records: delete (by age and size), compact (the last one of each key stays), or "
-        "both.",
-        _some_policy,
+        "Treatment of old records: delete (by age and size), compact (the last one of each key stays), both, "
+        "or empty: all stay.",
         choices=("compact", "delete"),
     ),
     ConfigKey(

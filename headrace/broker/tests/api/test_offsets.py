@@ -94,6 +94,38 @@ async def test_errors_of_list_offsets_are_per_partition(tmp_path) -> None:
         assert (await look_up(broker, -1))[0] == ErrorCode.KAFKA_STORAGE_ERROR
 
 
+async def test_the_earliest_offset_has_the_epoch_of_its_record_or_of_the_one_to_come(tmp_path) -> None:
+    """Kafka 4.3 does the same. Consumers that begin there notice by it that their log was replaced."""
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("t")
+        partition = broker.context.replicas.partition("t", 0)
+
+        async def epoch(timestamp: int) -> int:
+            wanted = ListOffsetsPartition(partition_index=0, timestamp=timestamp)
+            topic = ListOffsetsTopic(name="t", partitions=[wanted])
+            response = await broker.send(ListOffsetsRequest(replica_id=-1, topics=[topic]))
+            return response.topics[0].partitions[0].leader_epoch
+
+        assert [await epoch(each) for each in (-2, -4, -1)] == [partition.leader_epoch] * 3
+        await broker.produce("t", [b"x"])
+        partition.leader_epoch += 3
+        latest = partition.leader_epoch
+        assert [await epoch(each) for each in (-2, -4, -1)] == [latest - 3, latest - 3, latest]
+        partition.delete_records(1)
+        assert [await epoch(each) for each in (-2, -4, -1)] == [latest] * 3
+
+
+@pytest.mark.parametrize("level", [-1, 2])
+async def test_an_unknown_isolation_level_is_refused(tmp_path, level) -> None:
+    async with direct_broker(tmp_path) as broker:
+        await filled(broker)
+        assert (await broker.fetch("t", 3, isolation_level=level)).error_code == ErrorCode.INVALID_REQUEST
+        topic = ListOffsetsTopic(name="t", partitions=[ListOffsetsPartition(partition_index=0, timestamp=-1)])
+        request = ListOffsetsRequest(replica_id=-1, isolation_level=level, topics=[topic])
+        answer = (await broker.send(request)).topics[0].partitions[0]
+        assert (answer.error_code, answer.offset) == (ErrorCode.INVALID_REQUEST, -1)
+
+
 async def test_an_empty_partition(tmp_path) -> None:
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t")

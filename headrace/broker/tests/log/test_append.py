@@ -155,7 +155,6 @@ def test_defaults_of_the_declared_table_are_those_of_the_parsed_config():
     ("name", "value", "message"),
     [
         ("cleanup.policy", "compacted", "one of: compact, delete"),
-        ("cleanup.policy", "", "compact or both"),
         ("compression.type", "none", "uncompressed, zstd, lz4, snappy, gzip, producer"),
         ("compression.gzip.level", "0", "1 to 9, or -1"),
         ("compression.lz4.level", "18", "from 1 to 17"),
@@ -172,6 +171,8 @@ def test_defaults_of_the_declared_table_are_those_of_the_parsed_config():
         ),
         ("retention.ms", "-2", "at least -1"),
         ("segment.bytes", "many", "Not a number of type INT"),
+        ("segment.bytes", "1_048_576", "Not a number of type INT"),
+        ("min.cleanable.dirty.ratio", "0.1_5", "Not a number of type DOUBLE"),
         ("message.timestamp.type", "logappendtime", "LogAppendTime"),
         ("retention.msec", "1", "did you mean 'retention.ms'"),
     ],
