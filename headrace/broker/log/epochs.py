@@ -20,12 +20,14 @@ UNDEFINED: Final = (-1, -1)
 class LeaderEpochs:
     """`entries` are (epoch, start offset), both strictly ascending."""
 
-    __slots__ = ("entries", "written")
+    __slots__ = ("entries", "ready", "written")
 
     def __init__(self, entries: Iterable[tuple[int, int]] = ()) -> None:
         self.entries = list(entries)
         self.written = tuple(self.entries)
         """The entries that the file holds."""
+        self.ready = -1
+        """The epoch for which the log is prepared to be written to, or -1. Each change of the entries resets it."""
 
     @property
     def latest(self) -> int:
@@ -38,6 +40,7 @@ class LeaderEpochs:
         """
         if epoch <= self.latest:
             return
+        self.ready = -1
         while self.entries and self.entries[-1][1] >= start_offset:
             self.entries.pop()
         self.entries.append((epoch, start_offset))
@@ -73,11 +76,13 @@ class LeaderEpochs:
 
     def truncate_from_end(self, end_offset: int) -> None:
         """Remove epochs that begin at or after `end_offset`."""
+        self.ready = -1
         while self.entries and self.entries[-1][1] >= end_offset:
             self.entries.pop()
 
     def truncate_from_start(self, start_offset: int) -> None:
         """Remove epochs that end at or before `start_offset`; the one that covers it begins there now."""
+        self.ready = -1
         index = bisect_right(self.entries, start_offset, key=lambda entry: entry[1])
         if index:
             self.entries[:index] = [(self.entries[index - 1][0], start_offset)]

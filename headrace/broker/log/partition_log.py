@@ -26,67 +26,38 @@ A follower's log appends its leader's batches unchanged (`append_copies`): offse
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
-from headrace.broker.log import recovery, time_lookup
+from headrace.broker.log import recovery, time_lookup, truncation
 from headrace.broker.log.config import LogConfig
-from headrace.broker.log.copying import Copy, check_copies
+from headrace.broker.log.copying import append_copies
 from headrace.broker.log.durability import Durability
-from headrace.broker.log.errors import CleaningAbandoned, HalfWrittenError, InRemoteStorage
+from headrace.broker.log.errors import CleaningAbandoned, InRemoteStorage
 from headrace.broker.log.folder import LogFolder
 from headrace.broker.log.health import READ_ERRORS, LogHealth
 from headrace.broker.log.log_producers import LogProducers
-from headrace.broker.log.preparation import prepare
-from headrace.broker.log.producer_state import AppendedBatch, Producer
+from headrace.broker.log.parts import LogParts
+from headrace.broker.log.producer_state import Producer
 from headrace.broker.log.removal import SegmentRemoval
-from headrace.broker.log.retention import retention_plan
 from headrace.broker.log.segment import Segment
 from headrace.broker.log.segment_chain import SegmentChain
 from headrace.broker.log.slice import LogSlice
-from headrace.broker.log.stamp import stamp, stamp_with_time
 from headrace.broker.log.time_lookup import Opened
 from headrace.broker.log.transaction_index import AbortedTransaction
-from headrace.broker.log.truncation import LogTruncation
-from headrace.broker.log.validation import AppendOrigin, validate_batch
+from headrace.broker.log.validation import AppendOrigin
+from headrace.broker.log.writer import AppendInfo, LogWriter
 from headrace.broker.runtime.disk import SystemDisk
 from headrace.broker.runtime.ports import Clock, Disk
-from headrace.protocol.errors import DecodeError, ErrorCode, KafkaError
-from headrace.protocol.records.check import Effort
-from headrace.protocol.records.control import EndMarker, read_end_marker
-from headrace.protocol.records.header import (
-    CONTROL_BIT,
-    NO_PRODUCER_ID,
-    BatchHeader,
-    Buffer,
-)
+from headrace.protocol.errors import ErrorCode, KafkaError
+from headrace.protocol.records.header import Buffer
 
 if TYPE_CHECKING:
     from headrace.broker.runtime.slices import Work
+    from headrace.protocol.records.header import BatchHeader
 
 __all__ = ["AppendInfo", "AppendOrigin", "PartitionLog"]
-
-logger = logging.getLogger("headrace.log")
-
-
-_INDEX_ENTRY_BYTES_MAX: Final = 12
-
-
-class AppendInfo(msgspec.Struct):
-    """The place of a batch. `log_append_time_ms` is -1 unless the topic stamps log append time.
-
-    `duplicate`: the batch was there before; the offsets are the original's.
-    """
-
-    base_offset: int
-    last_offset: int
-    log_append_time_ms: int
-    log_start_offset: int
-    duplicate: bool = False
 
 
 class PartitionLog:
@@ -104,12 +75,9 @@ class PartitionLog:
         companions: Sequence[str] = (),
     ) -> None:
         self.directory = directory
-        self.config = config
         self.recovered = recovered.report
+        self.disk = disk
         begin = recovered.checkpoint
-        self._clock = clock
-        self._disk = disk
-        self._background = background
         self._epochs = recovered.epochs
         self._epochs.truncate_from_start(begin.log_start_offset)
         self._chain = SegmentChain(
@@ -121,23 +89,23 @@ class PartitionLog:
         )
         self._producers = LogProducers(disk, directory, self._chain, clock, recovered.producers)
         self._folder = LogFolder(disk, directory, companions, was_clean=recovered.report.was_clean)
-        self._ready_epoch = -1
-        """The leader epoch for which `_prepare_to_write` has nothing more to do, or -1."""
         self._health = LogHealth(directory.name)
         self._durability = Durability(self._chain, self._folder, self._epochs, self._health, begin)
-        self._removal = SegmentRemoval(
-            disk, self._chain, self._folder, self._epochs, self._durability, self._health, discard
+        self._parts = LogParts(
+            name=directory.name,
+            disk=disk,
+            clock=clock,
+            chain=self._chain,
+            folder=self._folder,
+            epochs=self._epochs,
+            producers=self._producers,
+            health=self._health,
+            durability=self._durability,
         )
-        self._truncation = LogTruncation(
-            directory.name,
-            clock,
-            self._chain,
-            self._folder,
-            self._epochs,
-            self._producers,
-            self._durability,
-            self._health,
-        )
+        self._writer = LogWriter(self._parts, background)
+        self._removal = SegmentRemoval(self._parts, discard)
+        self.append: Final = self._writer.append
+        """See `LogWriter.append`; it is the hot path, so nothing stands before it."""
 
     @classmethod
     def open(
@@ -175,6 +143,10 @@ class PartitionLog:
         return (
             f"<PartitionLog {self.directory.name} offsets {self.log_start_offset} to {self.log_end_offset}>"
         )
+
+    @property
+    def config(self) -> LogConfig:
+        return self._chain.config
 
     @property
     def log_end_offset(self) -> int:
@@ -232,134 +204,23 @@ class PartitionLog:
 
     def reconfigure(self, config: LogConfig) -> None:
         """Use another configuration from now on. Written records stay as they are."""
-        self.config = config
+        self._chain.config = config
 
-    # -- append --------------------------------------------------------------------------------------------
+    # -- write ---------------------------------------------------------------------------------------------
 
     def check_producer(self, header: BatchHeader) -> AppendInfo | None:
-        """Return the original's place if an idempotent producer repeats a batch, None if it may be appended.
-
-        Raises KafkaError: OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE.
-        """
-        if not header.has_producer:
-            return None
-        original = self._producers.state().check(header)
-        return None if original is None else self._duplicate(original)
+        """Return the place of a producer's earlier batch, as `LogWriter.check_producer`."""
+        return self._writer.check_producer(header)
 
     def prepare(self, batch: Buffer, *, large: bool = True) -> memoryview:
-        """Do the slow part of a client's append, if the topic demands it: check the records, recompress the batch.
+        """Do the slow part of a client's append, as `LogWriter.prepare`. Any thread may call it."""
+        return self._writer.prepare(batch, large=large)
 
-        Any thread may call it; `append` does it unless the caller says that it was done. Raises KafkaError. Unless
-        `large`, raises TakesTime for a batch that must be prepared alone because of its decompressed size.
-        """
-        config, now_ms = self.config, self._clock.time_ms()
-        view = memoryview(batch)
-        header = validate_batch(view, config, AppendOrigin.CLIENT, now_ms)
-        return prepare(view, header, config, now_ms, large=large)
-
-    def append(
-        self,
-        batch: Buffer,
-        *,
-        leader_epoch: int,
-        origin: AppendOrigin = AppendOrigin.CLIENT,
-        prepared: bool = False,
-        effort: Effort | None = None,
-    ) -> AppendInfo:
-        """Validate one batch, give it the next offsets and write it. `batch` itself is not changed.
-
-        Afterwards `must_commit` tells whether a `commit` has to come before the acknowledgement. With `effort` it
-        raises TakesTime for a batch that has to be prepared in a thread first; nothing has changed then.
-
-        Raises KafkaError with Kafka's code for a refused batch, and with KAFKA_STORAGE_ERROR when the disk fails. In
-        both cases the log is unchanged, except after a failed fsync (see the module).
-        """
-        if not self._health.is_usable:
-            self._health.check()
-        config = self.config
-        view = memoryview(batch)
-        now_ms = self._clock.time_ms()
-        header = validate_batch(view, config, origin, now_ms, effort)
-        if config.looks_into_batches and origin is AppendOrigin.CLIENT and not prepared:
-            sent, view = view, prepare(view, header, config, now_ms, effort)
-            if view is not sent:
-                # another codec changes the batch's size
-                header = validate_batch(view, config, origin, now_ms, effort)
-        producers = self._producers.loaded
-        if producers is None:
-            producers = self._producers.state()
-        marker = None
-        if header.attributes & CONTROL_BIT:
-            marker = read_end_marker(view)
-            producers.check_marker(header.producer_id, header.producer_epoch, marker.coordinator_epoch)
-        elif header.producer_id != NO_PRODUCER_ID:
-            original = producers.check(header, has_sequence=origin is not AppendOrigin.COORDINATOR)
-            if original is not None:
-                return self._duplicate(original)
-        size = len(view)
-        base_offset = self._chain.active.end_offset
-        last_offset = base_offset + header.last_offset_delta
-        if config.is_log_append_time:
-            timestamp = append_time = now_ms
-            prefix, rest = stamp_with_time(view, header, base_offset, leader_epoch, now_ms)
-        else:
-            timestamp, append_time = header.max_timestamp, -1
-            prefix, rest = stamp(view, header, base_offset, leader_epoch)
-        segment = self._segment_for(size, base_offset, last_offset, timestamp, leader_epoch)
-        self._write(segment, prefix, rest)
-        self._written(segment, header, base_offset, last_offset, size, timestamp, marker, now_ms)
-        return AppendInfo(base_offset, last_offset, append_time, self._durability.log_start_offset)
-
-    def _segment_for(
-        self, size: int, base_offset: int, last_offset: int, newest_ms: int, leader_epoch: int
-    ) -> Segment:
-        """Return the active segment, prepared for the next `size` bytes. Raises KafkaError."""
-        segment = self._chain.active
-        if segment.size and segment.must_roll(self.config, size, last_offset, newest_ms):
-            try:
-                segment = self._roll()
-            except OSError as error:
-                raise self._health.storage_error("append to", error) from error
-        if leader_epoch != self._ready_epoch or not segment.size:
-            self._prepare_to_write(leader_epoch, base_offset)
-        return segment
-
-    def _written(
-        self,
-        segment: Segment,
-        header: BatchHeader,
-        base_offset: int,
-        last_offset: int,
-        size: int,
-        timestamp: int,
-        marker: EndMarker | None,
-        now_ms: int,
-    ) -> None:
-        """Note a batch whose bytes were written to the end of the active segment."""
-        position = segment.size
-        segment.appended(last_offset, size, timestamp)
-        if timestamp < 0:
-            segment.untimed_append_ms = now_ms
-        if marker is not None:
-            aborted = self._producers.state().marker_appended(
-                header.producer_id,
-                header.producer_epoch,
-                marker,
-                last_offset,
-                timestamp,
-                self._clock.monotonic(),
-            )
-            if aborted is not None:
-                segment.aborted.append(aborted)
-        elif header.producer_id != NO_PRODUCER_ID:
-            self._producers.state().update(header, base_offset, timestamp, self._clock.monotonic())
-        self._chain.reader.appended(base_offset, position)
-
-    def _duplicate(self, original: AppendedBatch) -> AppendInfo:
-        append_time = original.timestamp if self.config.is_log_append_time else -1
-        return AppendInfo(
-            original.base_offset, original.last_offset, append_time, self.log_start_offset, duplicate=True
-        )
+    def roll(self) -> None:
+        """Begin another segment, so that the present one can be copied. Raises KafkaError."""
+        self._health.check()
+        if self._chain.active.size:
+            self._writer.roll()
 
     # -- following a leader --------------------------------------------------------------------------------
 
@@ -370,114 +231,25 @@ class PartitionLog:
 
     def follow(self) -> None:
         """Prepare for copies of another log's batches. An epoch that has written nothing here is removed."""
-        self._ready_epoch = -1
         self._epochs.truncate_from_end(self.log_end_offset)
 
     def append_copies(self, batches: Buffer, *, gaps_to: int) -> Work[int]:
-        """Append whole batches of a leader's log unchanged; the result is their number. The work pauses between
-        batches. No other code may change the log meanwhile; batches that were already appended stay if the work is
-        abandoned.
+        """Append whole batches of a leader's log unchanged, as `copying.append_copies`."""
+        return append_copies(self._writer, self._parts, batches, gaps_to=gaps_to)
 
-        Batches that are here already are left out. Offsets that the leader's compacted log lacks are missing here, too;
-        `gaps_to` is the offset up to which the leader says that this is possible. Afterwards `must_commit` has the same
-        meaning as after an append. Raises KafkaError: CORRUPT_MESSAGE for bytes that were damaged on the way or that do
-        not continue the log (nothing was appended then), KAFKA_STORAGE_ERROR.
-        """
-        self._health.check()
-        view = memoryview(batches)
-        try:
-            copies = yield from check_copies(view, self.log_end_offset, self.last_epoch)
-        except DecodeError as error:
-            raise KafkaError(
-                ErrorCode.CORRUPT_MESSAGE,
-                f"{self.directory.name} cannot append the batches of its leader: {error}",
-            ) from None
-        if not copies.batches:
-            return 0
-        try:
-            if copies.have_gap and copies.end_offset > self._durability.gaps_to:
-                self._folder.make()
-                self._durability.gaps_to = max(gaps_to, copies.end_offset)
-                self._durability.write_checkpoint()
-        except OSError as error:
-            raise self._health.storage_error("append to", error) from error
-        self._producers.state()
-        for run in copies.writes():
-            yield
-            for part in self._parts(run):
-                self._append_part(view, part)
-        return len(copies.batches)
-
-    def _parts(self, run: Sequence[Copy]) -> Iterable[Sequence[Copy]]:
-        """Return all batches together, or one by one if the segment has to be sealed on the way."""
-        size = run[-1].end_position - run[0].position
-        newest_ms = max(copy.header.max_timestamp for copy in run)
-        segment = self._chain.active
-        index_bytes = segment.index_bytes + len(run) * _INDEX_ENTRY_BYTES_MAX
-        if index_bytes <= self.config.segment_index_bytes and not segment.must_roll(
-            self.config, size, run[-1].header.last_offset, newest_ms
-        ):
-            return (run,)
-        return ((copy,) for copy in run)
-
-    def _append_part(self, view: memoryview, part: Sequence[Copy]) -> None:
-        """Write some copies together, and note each one."""
-        first, last = part[0], part[-1]
-        epoch = first.header.partition_leader_epoch
-        segment = self._segment_for(
-            last.end_position - first.position,
-            first.header.base_offset,
-            last.header.last_offset,
-            first.header.max_timestamp,
-            epoch,
-        )
-        self._write(segment, b"", view[first.position : last.end_position])
-        now_ms = self._clock.time_ms()
-        for position, header in part:
-            if header.partition_leader_epoch != epoch:
-                epoch = header.partition_leader_epoch
-                self._epochs.assign(epoch, header.base_offset)
-                self._ready_epoch = epoch
-            marker = None
-            if header.is_control:
-                marker = read_end_marker(view[position : position + header.size])
-            self._written(
-                segment,
-                header,
-                header.base_offset,
-                header.last_offset,
-                header.size,
-                header.max_timestamp,
-                marker,
-                now_ms,
-            )
+    def truncate_to(self, offset: int) -> None:
+        """Remove every batch that reaches `offset` or beyond, as `truncation.truncate_to`."""
+        truncation.truncate_to(self._parts, offset)
 
     def restart_at(self, offset: int) -> None:
-        """Discard every record; the log continues at `offset`. For a follower whose leader begins after its end, or
-        ends before its start. Raises KafkaError.
-        """
-        self.truncate_to(min(offset, self.log_start_offset))
-        if offset != self.log_end_offset:
-            self._ready_epoch = -1
-            self._truncation.start_at(offset, self.config, log_start_offset=offset, tiered_to=self.tiered_to)
+        """Discard every record and continue at `offset`, as `truncation.restart_at`."""
+        truncation.restart_at(self._parts, offset)
 
     def begin_after(
         self, tiered_to: int, log_start_offset: int, epochs: Iterable[tuple[int, int]], producers: bytes
     ) -> None:
-        """Discard every local record; the log continues at `tiered_to`, the end of what remote storage has, with the
-        leader epochs and producers known there. For a follower whose leader has no local records for it any more
-        (KIP-405). Raises KafkaError.
-        """
-        self._health.check()
-        self._ready_epoch = -1
-        self._truncation.start_at(
-            tiered_to,
-            self.config,
-            log_start_offset=log_start_offset,
-            tiered_to=tiered_to,
-            epochs=epochs,
-            producers=producers,
-        )
+        """Discard every local record and continue at `tiered_to`, as `truncation.begin_after`."""
+        truncation.begin_after(self._parts, tiered_to, log_start_offset, epochs, producers)
 
     # -- transactions --------------------------------------------------------------------------------------
 
@@ -513,50 +285,6 @@ class PartitionLog:
     def open_transactions(self) -> Mapping[int, int]:
         """First offsets of the open transactions by producer id, earliest first; read-only."""
         return self._producers.state().open_transactions
-
-    def _prepare_to_write(self, leader_epoch: int, base_offset: int) -> None:
-        """Establish what a batch requires: no clean marker, an existing folder, and a known epoch.
-
-        The epoch reaches its file with the next flush or close; until then a recovery finds it in the batch.
-        """
-        epochs = self._epochs
-        if leader_epoch < epochs.latest:
-            raise KafkaError(
-                ErrorCode.FENCED_LEADER_EPOCH,
-                f"leader epoch {leader_epoch} cannot write after epoch {epochs.latest}",
-            )
-        self._health.reading(self._chain.active.load_small_indexes)
-        try:
-            if self._folder.is_marked_clean:
-                self._folder.unmark_clean()
-            elif not base_offset and not self._chain.active.size:
-                self._folder.make()
-            if leader_epoch > epochs.latest:
-                epochs.assign(leader_epoch, base_offset)
-            self._ready_epoch = leader_epoch
-        except OSError as error:
-            raise self._health.storage_error("append to", error) from error
-
-    def _write(self, segment: Segment, prefix: bytes, rest: memoryview) -> None:
-        try:
-            segment.write((prefix, rest))
-            if not segment.size:
-                # Set after the write: a commit under way has not seen the new name.
-                self._folder.has_new_names = True
-        except OSError as error:
-            if isinstance(error, HalfWrittenError):
-                self._health.fail(str(error))
-            raise self._health.storage_error("append to", error) from error
-
-    def _roll(self) -> Segment:
-        """Seal the active segment and begin another, whose file is made by its first batch."""
-        self._chain.active.seal()
-        self._folder.write_snapshot(self.log_end_offset, self._producers.state)
-        self._folder.has_new_names = True
-        self._chain.extend(self.config)
-        if self._background is not None:
-            self._background(self._durability.flush_in_background)
-        return self._chain.active
 
     # -- read ----------------------------------------------------------------------------------------------
 
@@ -609,7 +337,6 @@ class PartitionLog:
 
     def assign_epoch(self, epoch: int) -> None:
         """Begin leader epoch `epoch` at the log's end. It reaches its file with a flush or a close."""
-        self._ready_epoch = -1
         self._epochs.assign(epoch, self.log_end_offset)
 
     def epoch_at(self, offset: int) -> int:
@@ -622,110 +349,25 @@ class PartitionLog:
         """
         return self._epochs.end_offset(epoch, self.log_end_offset)
 
-    # -- retention and truncation --------------------------------------------------------------------------
+    # -- retention -----------------------------------------------------------------------------------------
 
     def delete_old_segments(self, now_ms: int, high_watermark: int, floor: int | None = None) -> int:
-        """Delete segments that retention no longer covers, and return their number. Also forget silent producers.
-
-        Only whole segments below the high watermark and `floor` are deleted, oldest first. The age of a segment is that
-        of its largest timestamp. When all records are too old, the active segment is deleted, too. Raises KafkaError.
-        """
-        self._health.check()
-        self._producers.expire(self.config.producer_id_expiration_ms)
-        count = retention_plan(
-            self._chain.sealed,
-            self.config.retention,
-            active=self._chain.active,
-            size_bytes=self.size_bytes,
-            log_start_offset=self.log_start_offset,
-            deletable_to=high_watermark if floor is None else min(high_watermark, floor),
-            now_ms=now_ms,
-        )
-        if count:
-            if count == self.segment_count:
-                self._roll()
-            self._move_log_start(self._chain.bases[count], count)
-        return count
+        """Delete segments that retention no longer covers, as `SegmentRemoval.delete_old`."""
+        return self._removal.delete_old(now_ms, high_watermark, floor, self._writer.roll)
 
     def has_local_excess(self, now_ms: int) -> bool:
         """Return whether local retention no longer covers the first segment, regardless of remote storage."""
-        count = retention_plan(
-            self._chain.sealed[:1],
-            self.config.local_retention,
-            size_bytes=self.size_bytes,
-            log_start_offset=0,
-            deletable_to=self.log_end_offset,
-            now_ms=now_ms,
-        )
-        return count > 0
-
-    def roll(self) -> None:
-        """Begin another segment, so that the present one can be copied. Raises KafkaError."""
-        self._health.check()
-        if self._chain.active.size:
-            try:
-                self._roll()
-            except OSError as error:
-                raise self._health.storage_error("append to", error) from error
+        return self._removal.has_local_excess(now_ms)
 
     def delete_local_segments(self, now_ms: int, floor: int | None = None) -> int:
-        """Delete files of segments that remote storage has, that local retention no longer covers and that are below
-        `floor`; return their number.
-
-        The start of the log does not change. The active segment stays, as in Kafka. Raises KafkaError.
-        """
-        self._health.check()
-        self._producers.expire(self.config.producer_id_expiration_ms)
-        count = retention_plan(
-            self._chain.sealed,
-            self.config.local_retention,
-            size_bytes=self.size_bytes,
-            log_start_offset=self.log_start_offset,
-            deletable_to=self.tiered_to if floor is None else min(self.tiered_to, floor),
-            now_ms=now_ms,
-        )
-        if count:
-            self._ready_epoch = -1
-            self._removal.remove_local(count, self.config)
-        return count
+        """Delete files of segments that remote storage has, as `SegmentRemoval.delete_local`."""
+        return self._removal.delete_local(now_ms, floor)
 
     def delete_records(self, before_offset: int) -> None:
-        """Raise the log start to `before_offset` and remove segments wholly below it. A lower offset changes
-        nothing.
-
-        Raises KafkaError: OFFSET_OUT_OF_RANGE past the log's end, KAFKA_STORAGE_ERROR.
-        """
-        self._health.check()
-        if before_offset > self.log_end_offset:
-            raise KafkaError(
-                ErrorCode.OFFSET_OUT_OF_RANGE,
-                f"cannot delete up to offset {before_offset}: {self.directory.name} ends at "
-                f"{self.log_end_offset}",
-            )
-        if before_offset > self.log_start_offset:
-            count = sum(segment.end_offset <= before_offset for segment in self._chain.sealed)
-            self._move_log_start(before_offset, count)
-
-    def _move_log_start(self, offset: int, count: int) -> None:
-        self._ready_epoch = -1
-        self._removal.move_log_start(offset, count, self.config)
-
-    def truncate_to(self, offset: int) -> None:
-        """Remove every batch that reaches `offset` or beyond; the log then ends at or before `offset`.
-
-        For leaders that lost an election, never for acknowledged records. Raises KafkaError.
-        """
-        self._health.check()
-        if offset >= self.log_end_offset:
-            return
-        self._ready_epoch = -1
-        self._truncation.truncate_to(offset, self.config)
+        """Raise the log start to `before_offset`, as `SegmentRemoval.delete_records`."""
+        self._removal.delete_records(before_offset)
 
     # -- compaction (for `compaction_run`) -----------------------------------------------------------------
-
-    @property
-    def disk(self) -> Disk:
-        return self._disk
 
     def sealed_segments(self) -> list[Segment]:
         return [segment for segment in self._chain.sealed if segment.size]
@@ -745,7 +387,7 @@ class PartitionLog:
 
         The new file keeps its own name until `finish_exchange`. Readers of the old files go on. Raises OSError.
         """
-        self._removal.exchange(group, cleaned, self.config)
+        self._removal.exchange(group, cleaned)
 
     def finish_exchange(self, cleaned: Segment) -> None:
         """Give the new segment its name, once the removal of the files by `exchange` is durable. Raises OSError."""
@@ -761,7 +403,8 @@ class PartitionLog:
     @property
     def must_commit(self) -> bool:
         """Whether the last append waits for a `commit`."""
-        return self._chain.active.end_offset - self._durability.recovery_point >= self.config.flush_messages
+        chain = self._chain
+        return chain.active.end_offset - self._durability.recovery_point >= chain.config.flush_messages
 
     def commit(self) -> None:
         """Sync everything appended so far, as `Durability.commit`. Any thread may call it."""

@@ -20,7 +20,7 @@ from headrace.broker.runtime.ports import Disk
 class SegmentChain:
     """`segments` and their base offsets (`bases`), ascending; there is at least `active`, the last one."""
 
-    __slots__ = ("_directory", "_disk", "active", "bases", "reader", "segments")
+    __slots__ = ("_directory", "_disk", "active", "bases", "config", "reader", "segments")
 
     def __init__(
         self, disk: Disk, directory: Path, segments: list[Segment], config: LogConfig, first_offset: int
@@ -28,7 +28,9 @@ class SegmentChain:
         """`segments` are those that a recovery has found; without any, the first one begins at `first_offset`."""
         self._disk = disk
         self._directory = directory
-        self.segments = segments or [self._new(first_offset, config)]
+        self.config = config
+        """The present configuration of the log."""
+        self.segments = segments or [self._new(first_offset)]
         self.bases = [segment.base_offset for segment in self.segments]
         self.active = self.segments[-1]
         self.active.activate()
@@ -46,7 +48,8 @@ class SegmentChain:
         """Return the segments from the one that holds `offset` on."""
         return self.segments[max(bisect_right(self.bases, offset) - 1, 0) :]
 
-    def _new(self, base_offset: int, config: LogConfig) -> Segment:
+    def _new(self, base_offset: int) -> Segment:
+        config = self.config
         segment = Segment(
             self._disk, self._directory, base_offset, interval_bytes=config.index_interval_bytes, size=0
         )
@@ -57,25 +60,25 @@ class SegmentChain:
 
     # -- the end of the log --------------------------------------------------------------------------------
 
-    def extend(self, config: LogConfig) -> None:
+    def extend(self) -> None:
         """Begin another segment behind the active one, which is sealed. Its first batch makes its file."""
         sealed = self.active
-        self.active = self._new(sealed.end_offset, config)
+        self.active = self._new(sealed.end_offset)
         self.active.activate()
         self.segments.append(self.active)
         self.bases.append(self.active.base_offset)
         self.reader.rolled(sealed)
 
-    def begin_at(self, offset: int, config: LogConfig) -> None:
+    def begin_at(self, offset: int) -> None:
         """Remove the files of all segments; the first one begins at `offset` now. Raises OSError."""
         self.reader.forget()
         for segment in self.segments:
             segment.remove()
-        self.active = self._new(offset, config)
+        self.active = self._new(offset)
         self.active.activate()
         self.segments[:], self.bases[:] = [self.active], [offset]
 
-    def cut(self, offset: int, config: LogConfig, folder: LogFolder) -> None:
+    def cut(self, offset: int, folder: LogFolder) -> None:
         """Remove every batch that reaches `offset` or beyond. Raises OSError."""
         self.reader.forget()
         while len(self.segments) > 1 and self.segments[-1].base_offset >= offset:
@@ -87,7 +90,7 @@ class SegmentChain:
         if not self.active.is_active:
             self.active.activate()
         if offset < self.active.base_offset:
-            self.begin_at(offset, config)
+            self.begin_at(offset)
         elif self.active.size:
             self.active.truncate(*self.active.locate(offset))
             self.active.file.sync()

@@ -247,7 +247,7 @@ async def test_unstable_and_unflushed_segments_are_not_copied(tmp_path: Path) ->
         copied = len(stored(tmp_path))
         assert copied > 2
         log = partition_of(made).log
-        log._background = None  # which would put sealed segments on the disk
+        log._writer._background = None  # which would put sealed segments on the disk
         for _ in range(12):
             await made.produce("t", [b"x" * 100])
         await manager(made).turn()
