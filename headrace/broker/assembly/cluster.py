@@ -94,7 +94,6 @@ class Cluster:
             fence=fence,
             replication=self.replication,
             remove=files.remove_replica,
-            needs_recovery=self.logs.needs_recovery,
             clean_end_offset=self.logs.clean_end_offset,
         )
         self.following = MetadataFollower(store, self.metadata, member, self.replicas, files, broker_id)

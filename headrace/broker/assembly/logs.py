@@ -59,10 +59,6 @@ class PartitionLogs:
             partition.remote = self.remote.of(partition, log)
         return log
 
-    def needs_recovery(self, partition: Partition) -> bool:
-        """Return whether the open of a partition's log scans records. Slow; call it in a thread. Raises OSError."""
-        return closed.needs_recovery(self._ports.disk, self._directory.partition_dir(*partition.place))
-
     def clean_end_offset(self, partition: Partition) -> int | None:
         """Return the end offset of a partition's log that was closed cleanly; None if its open has to find it. Slow;
         call it in a thread. Raises OSError.

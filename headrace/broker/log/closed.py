@@ -1,5 +1,5 @@
-"""Answers about a log that is not open, from its folder alone: whether its open has to scan records, and when retention
-has something to delete. A broker with thousands of idle partitions asks them instead of opening every log.
+"""Answers about a log that is not open, from its folder alone: its end after a clean close, and when retention has
+something to delete. A broker with thousands of idle partitions asks them instead of opening every log.
 
 Blocking, without effect on the folder.
 """
@@ -30,13 +30,6 @@ def clean_end_offset(disk: Disk, directory: Path) -> int | None:
         return marker.segments[-1].end_offset
     known = marker.checkpoint
     return max(known.log_start_offset, known.compacted_to, known.tiered_to)
-
-
-def needs_recovery(disk: Disk, directory: Path) -> bool:
-    """Return whether an open scans records: the log has segments, and no valid marker of a clean close. Raises
-    OSError.
-    """
-    return _has_segments(disk, directory) and read_clean_marker(disk, directory) is None
 
 
 def retention_due_ms(disk: Disk, directory: Path, limits: RetentionLimits) -> float:

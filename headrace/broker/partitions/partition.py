@@ -101,6 +101,7 @@ class Partition:
         "_is_unflushed",
         "_log",
         "_open_log",
+        "_opening",
         "_promises",
         "_waiters",
         "changes",
@@ -140,6 +141,7 @@ class Partition:
         self.closed = False
         self._log: PartitionLog | None = None
         self._open_log = open_log
+        self._opening: asyncio.Future[PartitionLog] | None = None
         self._waiters: dict[Callable[[], None], None] = {}  # in the order of registration
         self._executor = executor
         self._fence = fence
@@ -182,30 +184,55 @@ class Partition:
         return self._log is not None and self.failure is None
 
     def _open(self) -> PartitionLog:
+        """Open the log here and now. Raises KafkaError, also while `open` opens it in a thread."""
         if (gone := self._why_gone()) is not None:
             raise gone
+        if self._opening is not None:
+            raise KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR, f"partition {self.name} is being opened; try again"
+            )
         try:
             log = self._open_log(self)
         except Exception as error:
-            name = f"{self.topic.name}-{self.index}"
-            if is_passing(error):  # the next attempt may find room
-                disk_errors.tell(logger, f"partition {name} cannot be opened", error)
-                raise KafkaError(
-                    ErrorCode.KAFKA_STORAGE_ERROR,
-                    f"partition {name} cannot be opened: {disk_errors.why(error)}; try again",
-                ) from error
-            if not isinstance(error, CorruptLogError):
-                logger.error("partition %s cannot be opened", name, exc_info=error)
-            self.fail(f"its log cannot be opened: {error}")
-            raise KafkaError(
-                ErrorCode.KAFKA_STORAGE_ERROR, f"partition {name} is offline: {self.failure}"
-            ) from error
+            raise self._not_opened(error) from error
+        self._lead_with(log)
+        return log
+
+    async def open(self, executor: Executor) -> None:
+        """Open the log in a thread, unless it is open. Requests are refused until then. Raises KafkaError."""
+        if self.is_open:
+            return
+        if (gone := self._why_gone()) is not None:
+            raise gone
+        opening = asyncio.get_running_loop().run_in_executor(executor, self._open_log, self)
+        self._opening = opening
+        await asyncio.wait([opening])
+        self.check_served()  # `_close_log` closes the log of a closed partition
+        self._opening = None
+        if (error := opening.exception()) is not None:
+            raise self._not_opened(error) from error
+        self._lead_with(opening.result())
+
+    def _not_opened(self, error: BaseException) -> KafkaError:
+        """Return the error of a log that cannot be opened. The partition fails, unless the next attempt may succeed."""
+        if is_passing(error):
+            disk_errors.tell(logger, f"partition {self.name} cannot be opened", error)
+            return KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                f"partition {self.name} cannot be opened: {disk_errors.why(error)}; try again",
+            )
+        if not isinstance(error, CorruptLogError):
+            logger.error("partition %s cannot be opened", self.name, exc_info=error)
+        self.fail(f"its log cannot be opened: {error}")
+        return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"partition {self.name} is offline: {self.failure}")
+
+    def _lead_with(self, log: PartitionLog) -> None:
+        """Begin to serve from an open log."""
         log.assign_epoch(self.leader_epoch)
         self._log = log
         self._opened(log)
         if log.recovery_point < log.log_end_offset:
             self._unflushed()
-        return log
 
     def _opened(self, log: PartitionLog) -> None:
         """Set the published offsets from a log that was just opened."""
@@ -607,10 +634,13 @@ class Partition:
         await self._close_log(clean=False)
 
     async def _close_log(self, *, clean: bool, executor: Executor | None = None) -> None:
-        syncing = [future for future in (self._flushing, self._committing) if future is not None]
-        if syncing:
-            await asyncio.wait(syncing)  # files must not vanish during an fsync
+        busy = [each for each in (self._opening, self._flushing, self._committing) if each is not None]
+        if busy:
+            await asyncio.wait(busy)  # files must not vanish during an open or an fsync
         log, self._log = self._log, None
+        opening, self._opening = self._opening, None
+        if opening is not None and not opening.cancelled() and opening.exception() is None:
+            log = opening.result()
         if log is not None:
             await close_log(self, log, logger, clean=clean, executor=executor)
 

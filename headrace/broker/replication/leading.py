@@ -126,20 +126,14 @@ class ReplicatedPartition(Partition):
         self._is_over = False
         self.progress = Progress(leading.broker_id, state, 0, leading.now())
         if log is not None:
-            log.assign_epoch(self.leader_epoch)
-            self._log = log
-            self._opened(log)
-            if log.recovery_point < log.log_end_offset:
-                self._unflushed()
+            self._lead_with(log)
         leading.leads(self)
 
-    def _open(self) -> PartitionLog:
-        had_failed = self.failure is not None
-        try:
-            return super()._open()
-        finally:
-            if self.failure is not None and not had_failed:
-                self._leading.failed(self)
+    def _not_opened(self, error: BaseException) -> KafkaError:
+        answer = super()._not_opened(error)
+        if self.failure is not None:
+            self._leading.failed(self)
+        return answer
 
     def fail(self, reason: str) -> None:
         had_failed = self.failure is not None
@@ -151,7 +145,7 @@ class ReplicatedPartition(Partition):
             self._leading.failed(self)
 
     def _opened(self, log: PartitionLog) -> None:
-        """Begin with an opened log, in the thread that opens it: there are no waiting requests yet."""
+        """Begin with an opened log. No request waits yet."""
         self._begin(log)
         self._replicated_offset = min(max(self._replicated_offset, log.log_start_offset), log.log_end_offset)
         self._replicated_offset = self.high_watermark = self._possible_high_watermark(log)

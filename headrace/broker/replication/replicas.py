@@ -59,20 +59,16 @@ class LocalReplicas:
         fence: Fence | None = None,
         replication: Replicating | None = None,
         remove: Callable[[TopicImage, int], Awaitable[None]] | None = None,
-        needs_recovery: Callable[[Partition], bool] = lambda _: True,
         clean_end_offset: Callable[[Partition], int | None] = lambda _: None,
     ) -> None:
         """Make it, without partitions.
 
         - replication: None without other brokers
         - remove: removes the files of a closed replica
-        - needs_recovery: returns whether the open of a log scans records
-        - clean_end_offset: returns the end offset of a log that was closed cleanly, or None
-
-        The last two are called in a thread, and may raise OSError.
+        - clean_end_offset: returns the end offset of a log that was closed cleanly, or None; called in a thread, may
+          raise OSError
         """
         self._remove = remove
-        self._needs_recovery = needs_recovery
         self._clean_end_offset = clean_end_offset
         self.changes = PartitionChanges()
         self._replication = replication
@@ -359,7 +355,7 @@ class LocalReplicas:
         found = []
         for partition in partitions:
             try:
-                if not self._needs_recovery(partition):
+                if self._clean_end_offset(partition) is not None:
                     continue
             except OSError:
                 pass  # the open meets it again, and reports it
@@ -464,9 +460,8 @@ class LocalReplicas:
             return None
 
     async def _start(self, partition: Partition) -> None:
-        loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(self._executor, lambda: partition.log)
+            await partition.open(self._executor)
         except KafkaError as error:
             if is_passing(error):
                 self._start_later(partition)

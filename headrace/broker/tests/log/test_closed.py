@@ -54,7 +54,6 @@ def test_a_log_without_a_folder_or_without_records_never_has_anything_to_do():
     world = LogWorld()
     for _ in range(2):
         assert closed.retention_due_ms(world.disk, world.directory, RetentionLimits(0, 0)) == math.inf
-        assert not closed.needs_recovery(world.disk, world.directory)
         assert closed.clean_end_offset(world.disk, world.directory) == 0
         world.disk.make_directory(world.directory)
 
@@ -64,11 +63,15 @@ def test_a_log_that_was_not_closed_cleanly_is_due_and_needs_recovery():
     log = world.open()
     world.append(log)
     assert closed.retention_due_ms(world.disk, world.directory, NO_LIMITS) == 0
-    assert closed.needs_recovery(world.disk, world.directory)
     assert closed.clean_end_offset(world.disk, world.directory) is None
     log.close()
     assert closed.retention_due_ms(world.disk, world.directory, NO_LIMITS) == math.inf
-    assert not closed.needs_recovery(world.disk, world.directory)
+    assert closed.clean_end_offset(world.disk, world.directory) == 1
+    log = world.open(retention_ms=1)
+    world.clock.now_ms += STEP_MS
+    assert log.delete_old_segments(world.clock.now_ms, high_watermark=1) == 1
+    log.close(clean=False)  # only the checkpoint knows its end now
+    assert closed.clean_end_offset(world.disk, world.directory) is None
 
 
 def test_a_marker_of_other_files_is_not_believed():
@@ -82,4 +85,4 @@ def test_a_marker_of_other_files_is_not_believed():
     log.close(clean=False)
     world.disk.replace(world.directory / "clean-shutdown", marker, sync=False)
     assert closed.retention_due_ms(world.disk, world.directory, NO_LIMITS) == 0
-    assert closed.needs_recovery(world.disk, world.directory)
+    assert closed.clean_end_offset(world.disk, world.directory) is None

@@ -79,6 +79,56 @@ async def test_the_end_waits_for_a_flush_under_way(tmp_path, end) -> None:
     assert caught.value.code == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
+class Gate:
+    """Opens a partition's log; in another thread only when it may."""
+
+    def __init__(self, path) -> None:
+        self.path = path
+        self.opened: list[PartitionLog] = []
+        self.may_open = threading.Event()
+
+    def open_log(self, _: Partition) -> PartitionLog:
+        if threading.current_thread() is not threading.main_thread():
+            self.may_open.wait(60)
+        self.opened.append(PartitionLog.open(self.path / "t-0", LogConfig(), clock=SystemClock()))
+        return self.opened[-1]
+
+
+async def test_a_log_that_is_opened_in_a_thread_is_not_opened_again_by_a_request(tmp_path) -> None:
+    gate = Gate(tmp_path)
+    partition = Partition(TopicImage("t", uuid.uuid4(), 1), 0, gate.open_log)
+    with ThreadPoolExecutor(1) as executor:
+        opening = asyncio.ensure_future(partition.open(executor))
+        await asyncio.sleep(0)
+        with pytest.raises(KafkaError, match="t-0 is being opened; try again") as caught:
+            partition.append(BATCH, AppendOrigin.CLIENT)
+        assert caught.value.code == ErrorCode.KAFKA_STORAGE_ERROR
+        gate.may_open.set()
+        await opening
+        partition.append(BATCH, AppendOrigin.CLIENT)
+        await partition.open(executor)
+        assert gate.opened == [partition.log]
+        await partition.close()
+
+
+@pytest.mark.parametrize("end", ["close", "drop"])
+async def test_the_end_closes_a_log_that_is_being_opened(tmp_path, end) -> None:
+    gate = Gate(tmp_path)
+    partition = Partition(TopicImage("t", uuid.uuid4(), 1), 0, gate.open_log)
+    with ThreadPoolExecutor(1) as executor:
+        opening = asyncio.ensure_future(partition.open(executor))
+        await asyncio.sleep(0)
+        ending = asyncio.ensure_future(getattr(partition, end)())
+        await asyncio.sleep(0.02)
+        assert not ending.done()
+        gate.may_open.set()
+        await ending
+        with pytest.raises(KafkaError, match="is not led by this broker"):
+            await opening
+    with pytest.raises(KafkaError, match="is closed"):
+        gate.opened[0].read(0, 100, up_to=1)
+
+
 async def test_waiting_for_the_high_watermark(tmp_path) -> None:
     class Holding:
         def high_watermark_candidate(self, offset: int) -> None:
