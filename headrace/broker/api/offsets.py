@@ -8,6 +8,7 @@ which a client may name any number.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from functools import partial
@@ -42,6 +43,8 @@ from headrace.protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderTopicResult,
 )
 from headrace.protocol.records.check import Effort
+
+logger = logging.getLogger("headrace.api")
 
 READ_COMMITTED = 1
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING = range(-1, -7, -1)
@@ -199,6 +202,8 @@ class OffsetsApi:
                     answer.low_watermark = self._delete(topic.name, wanted.partition_index, wanted.offset)
                 except KafkaError as error:
                     answer.error_code = error.code
+                    if error.code is ErrorCode.POLICY_VIOLATION:  # no version of the answer has room for a reason
+                        logger.warning("DeleteRecords was refused: %s", error.message)
             response.topics.append(DeleteRecordsTopicResult(name=topic.name, partitions=answers))
         return response
 
@@ -209,11 +214,13 @@ class OffsetsApi:
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"partition {topic}-{index} does not exist"
             )
         if partition.topic.internal:
-            raise KafkaError(ErrorCode.POLICY_VIOLATION, f"records of {topic} cannot be deleted by clients")
+            raise KafkaError(
+                ErrorCode.POLICY_VIOLATION, f"records of {topic} cannot be deleted: the brokers need them"
+            )
         if partition.hooks is not None and partition.hooks.retention_floor() is not None:
             raise KafkaError(
                 ErrorCode.POLICY_VIOLATION,
-                f"records of {topic} cannot be deleted: its owner needs them",
+                f"records of {topic} cannot be deleted: its extension needs them until retention deletes them",
             )
         if offset < -1:
             raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset} is negative")

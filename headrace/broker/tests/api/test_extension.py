@@ -485,7 +485,7 @@ def test_hooks_that_cannot_start_fail_their_partition_only(tmp_path, caplog) -> 
     assert "this one cannot start" in caplog.text
 
 
-async def test_retention_stops_at_the_floor_and_clients_cannot_delete_records(tmp_path) -> None:
+async def test_retention_stops_at_the_floor_and_clients_cannot_delete_records(tmp_path, caplog) -> None:
     extension = ShoutExtension()
     async with direct_broker(tmp_path, extensions=[extension]) as broker:
         await broker.create_topic("loud", shout="true", retention_ms="1", segment_bytes="150")
@@ -500,6 +500,7 @@ async def test_retention_stops_at_the_floor_and_clients_cannot_delete_records(tm
         request = DeleteRecordsRequest(topics=[DeleteRecordsTopic(name="loud", partitions=[wanted])])
         answer = (await broker.send(request)).topics[0].partitions[0]
         assert answer.error_code == ErrorCode.POLICY_VIOLATION
+        assert "records of loud cannot be deleted: its extension needs them" in caplog.text
         assert partition.log.log_start_offset == 2
 
 

@@ -94,6 +94,11 @@ if TYPE_CHECKING:
 _TOPIC_RESOURCE = 2
 _DELETE_BY_STATE_SINCE = 6
 _FETCH_BY_ID_SINCE = 13
+_NEEDED = (
+    "the brokers need them: the topic is internal, or a table that has a primary key or is tiered; delete rows of a"
+    " table with DELETE FROM"
+)
+"""The reason for POLICY_VIOLATION, which the answer of DeleteRecords has no room for."""
 
 
 class AsyncKafkaAdmin:
@@ -366,7 +371,8 @@ class AsyncKafkaAdmin:
                     changes=True,
                 )
                 for each in (each for of_topic in answer.topics for each in of_topic.partitions):
-                    raise_for(each.error_code, None, doing=f"delete records of {topic}")
+                    reason = _NEEDED if each.error_code == ErrorCode.POLICY_VIOLATION else None
+                    raise_for(each.error_code, reason, doing=f"delete records of {topic}")
                     found[each.partition_index] = each.low_watermark
             return found
 
