@@ -202,7 +202,7 @@ class OffsetsApi:
                     answer.low_watermark = self._delete(topic.name, wanted.partition_index, wanted.offset)
                 except KafkaError as error:
                     answer.error_code = error.code
-                    if error.code is ErrorCode.POLICY_VIOLATION:  # no version of the answer has room for a reason
+                    if error.code is ErrorCode.POLICY_VIOLATION:  # no version has room for a reason
                         logger.warning("DeleteRecords was refused: %s", error.message)
             response.topics.append(DeleteRecordsTopicResult(name=topic.name, partitions=answers))
         return response

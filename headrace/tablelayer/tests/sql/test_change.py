@@ -75,7 +75,9 @@ def test_delete_by_any_condition_and_truncate(item):
     assert sql("SELECT count(*) AS c FROM log; SELECT * FROM log") == []
     sql("INSERT INTO log VALUES (1, 'd1')")
     assert sql("SELECT * FROM log") == [{"a": 1, "day": "d1"}]
-    with pytest.raises(KafkaError, match="a table that has a primary key or is tiered; delete rows of a table with DELETE"):
+    with pytest.raises(
+        KafkaError, match="a table that has a primary key or is tiered; delete rows of a table with DELETE"
+    ):
         sql.connection.kafka.delete_records(f"{sql.database}.item", {0: 1})
     with lake_offered(sql.connection):
         sql(
