@@ -2,6 +2,9 @@
 
 A thread that computes in a library does not hear Ctrl-C. So the thread of the work is told to stop
 (`client.stopping`), and is left behind if it does not end soon.
+
+The operating system may give the signal to any thread. Only the main thread acts on it, and not while it waits: so it
+looks every _LOOK_SECONDS.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from contextvars import copy_context
 
 from headrace.tablelayer.client import stopping
 
+_LOOK_SECONDS = 0.1
 _PATIENCE_SECONDS = 0.15
 _REPEAT_SECONDS = 0.03
 
@@ -47,9 +51,10 @@ def interruptible(work: Callable[[], None], written: Callable[[], int]) -> None:
     context = copy_context()
     worker = threading.Thread(target=context.run, args=(run,), name="headrace-work", daemon=True)
     with _without_echo():
-        worker.start()
         try:
-            ended.wait()
+            worker.start()
+            while not ended.wait(_LOOK_SECONDS):
+                pass
         except KeyboardInterrupt:
             pass
         else:

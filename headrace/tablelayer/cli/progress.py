@@ -28,13 +28,14 @@ def showing(connection: Connection, session: Session) -> Iterator[None]:
         return
     ended = threading.Event()
     stop = stopping.current()
-    if stop is not None:
-        stop.add(ended.set)
+    release = None if stop is None else stop.add(ended.set)
     shower = threading.Thread(target=_show, args=(connection, session, ended), name="progress", daemon=True)
     shower.start()
     try:
         yield
     finally:
+        if release is not None:
+            release()
         ended.set()
         shower.join()
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from itertools import count
+from typing import Protocol
+from weakref import WeakSet
 
 from headrace.tablelayer.client.errors import ClientError
 
@@ -23,13 +25,23 @@ class Stopped(ClientError):  # noqa: N818 - states what happened
         super().__init__(message)
 
 
+class Interruptible(Protocol):
+    """An object whose work another thread may interrupt, such as a connection of DuckDB."""
+
+    def interrupt(self) -> None: ...
+
+
 class Stop:
     """A request to stop one piece of work. All methods may be called from any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = (
+            threading.RLock()
+        )  # the garbage collector may close a scan, and so come here, at any point
         self._numbers = count()
         self._ends: dict[int, Callable[[], object]] = {}
+        # Weak: a connection has its sources' readers, which have the `Stop`: a circle that Python could not see.
+        self._interrupted: WeakSet[Interruptible] = WeakSet()
         self._is_set = False
 
     @property
@@ -40,7 +52,7 @@ class Stop:
         """Stop the work. May be repeated until the work has ended: DuckDB forgets it between two of its queries."""
         with self._lock:
             self._is_set = True
-            ends = list(self._ends.values())
+            ends = [*list(self._ends.values()), *(each.interrupt for each in list(self._interrupted))]
         for end in ends:
             with suppress(Exception):  # a database that is closed already, for example
                 end()
@@ -61,6 +73,13 @@ class Stop:
                 self._ends.pop(number, None)
 
         return remove
+
+    def interrupts(self, work: Interruptible) -> None:
+        """Interrupt `work` when the work is to stop, as long as the object is there. Raises Stopped as `add`."""
+        with self._lock:
+            if self._is_set:
+                raise Stopped
+            self._interrupted.add(work)
 
 
 _current: ContextVar[Stop | None] = ContextVar("stop of the work that runs", default=None)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from threading import Lock
 from typing import Any
 from uuid import uuid4
-from weakref import WeakSet, ref
+from weakref import WeakSet
 
 import pyarrow as pa
 
@@ -47,9 +47,7 @@ def connect(*, files: bool = True, planning: bool = False) -> Any:
         connection = _database(files, planning).cursor()
     stop = stopping.current()
     if stop is not None:
-        # The connection has its sources' readers, which have the `Stop`: a circle that Python could not see.
-        known = ref(connection)
-        stop.add(lambda: None if (it := known()) is None else it.interrupt())
+        stop.interrupts(connection)
     return connection
 
 

@@ -69,7 +69,7 @@ class LoopThread:
             raise ConnectionClosed("the connection is closed")
         try:
             release = None if stop is None else stop.add(future.cancel)
-            return future.result() if bar is None else _waited(future, bar)
+            return _result(future) if bar is None else _waited(future, bar)
         except CancelledError:
             if self._stopped:
                 raise ConnectionClosed("the connection is closed") from None
@@ -119,6 +119,19 @@ class LoopThread:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._loop.shutdown_asyncgens()
         await self._loop.shutdown_default_executor()
+
+
+_LOOK_SECONDS = 0.2
+
+
+def _result(future: Future[T]) -> T:
+    """Wait, and look every _LOOK_SECONDS whether another thread has got the signal of Ctrl-C for this one."""
+    while True:
+        try:
+            return future.result(_LOOK_SECONDS)
+        except TimeoutError:
+            if future.done():
+                return future.result()
 
 
 def _waited(future: Future[T], bar: Bar) -> T:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import pytest
 
 from headrace.tablelayer.client import ClientError, connect
 from headrace.tablelayer.client.stopping import Stop, Stopped, running
+from headrace.tablelayer.sql import duck
 from headrace.tablelayer.sql.session import Session
 from headrace.tablelayer.tests.cli.conftest import ROOT
 
@@ -89,6 +91,51 @@ def test_an_interrupted_insert_says_how_many_rows_were_written(
         assert child.exitstatus == 130
         assert said > 0
         assert said <= connection.table("interrupted").count() <= said + (200_000 if more else 0)
+
+
+SIGNALLED = """
+import asyncio, signal, threading, time
+from headrace.tablelayer.cli.interrupting import InterruptedWorkError, interruptible
+from headrace.tablelayer.client import stopping
+from headrace.tablelayer.client.blocking.waiting import LoopThread
+
+def work():
+    time.sleep(0.3)  # until the other thread waits
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+    stopping.sleep(5)
+    print("too late")
+
+async def asked():
+    await asyncio.sleep(0.3)
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+    await asyncio.sleep(5)
+    print("too late")
+
+loop = LoopThread()
+for wait in (lambda: interruptible(work, lambda: 0), lambda: loop.run(asked())):
+    try:
+        wait()
+    except (InterruptedWorkError, KeyboardInterrupt) as error:
+        print(type(error).__name__)
+"""
+
+
+def test_ctrl_c_ends_work_and_calls_also_if_the_system_gives_the_signal_to_another_thread() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", SIGNALLED], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.stdout.split(), ended.stderr) == (["InterruptedWorkError", "KeyboardInterrupt"], "")
+
+
+def test_a_stop_forgets_the_queries_that_have_ended() -> None:
+    stop = Stop()
+    with running(stop):
+        for _ in range(3):
+            duck.connect().close()
+        database = duck.connect()
+    assert list(stop._interrupted) == [database]
+    assert not stop._ends
+    database.close()
 
 
 def test_stopped_work_ends_in_a_client_s_call_and_a_table_that_was_begun_is_dropped(server: str) -> None:
