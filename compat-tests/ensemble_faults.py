@@ -87,7 +87,7 @@ def lose_the_quorum(nemesis: Nemesis) -> None:
         server.kill()
     time.sleep(LEASE_SECONDS + 2.0)
     try:
-        assert not is_acknowledged(cluster.addresses), "nobody may lead"
+        assert not is_acknowledged(cluster.addresses), "no broker may lead"
         assert not are_topics_made(cluster.addresses, f"made-{len(nemesis.done)}")
         told = is_answered(cluster.addresses)
         assert "answered" not in told, told

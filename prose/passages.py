@@ -14,8 +14,14 @@ SUFFIXES = (".py", ".md", *_SCRIPTS, *_SETTINGS)
 
 
 class Kind(StrEnum):
-    """The kinds of passage. A message is a string literal of at least three words outside of tests."""
+    """The kinds of passage. A message is a string literal of at least three words outside of tests.
 
+    A name is that of a test, in words: `test_r3_1_a_repeat_has_no_effect` is "a repeat has no effect". An assertion is
+    the message of an `assert` that ends its line.
+    """
+
+    NAME = "name"
+    ASSERTION = "assertion"
     DOCSTRING = "docstring"
     COMMENT = "comment"
     MESSAGE = "message"
@@ -59,6 +65,8 @@ _TOKEN = re.compile(
 )
 _PRAGMA = re.compile(r"\s*(?:noqa|type:|fmt:|pragma|!|--)")
 _GOES_ON = tuple("([{,=+%:")
+_TEST_NAME = re.compile(r"^ *(?:async )?def test_(?:(?:cve_|[a-z]{1,4})\d+_(?:\d+_)*)*(\w+)", re.MULTILINE)
+_ASSERTION = re.compile(r"""^ *(?:assert .*|\)), f?"([^"\n]*)"$""", re.MULTILINE)
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _ESCAPED = {"n": "\n", "t": "\t", "\n": ""}
@@ -67,7 +75,7 @@ _ESCAPED = {"n": "\n", "t": "\t", "\n": ""}
 def python(text: str, *, messages: bool = True) -> Iterator[Passage]:
     """Return the passages of Python source. Adjacent literals make one message, comments of adjacent lines one comment.
 
-    A placeholder of an f-string reads `X`.
+    A placeholder of an f-string reads `X`. Names of tests and, without `messages`, those of assertions come last.
     """
     comment, literal = _Joined(Kind.COMMENT), _Joined(Kind.MESSAGE)
     line, at = 1, 0
@@ -95,6 +103,10 @@ def python(text: str, *, messages: bool = True) -> Iterator[Passage]:
         at = end
     yield from comment.take()
     yield from literal.take()
+    for found in _TEST_NAME.finditer(text):
+        yield Passage(Kind.NAME, 1 + text.count("\n", 0, found.start(1)), found[1].replace("_", " "))
+    for found in () if messages else _ASSERTION.finditer(text):
+        yield Passage(Kind.ASSERTION, 1 + text.count("\n", 0, found.start(1)), _plain(found[1], "f"))
 
 
 def _is_statement(text: str, start: int) -> bool:

@@ -35,6 +35,12 @@ class Finding(NamedTuple):
 _HEADLESS = r"(?:What|Whatever|Who|Whom|Whoever|Whose|Which|Of|So (?:long|many|much|far)|How)\b"
 _OPENER = re.compile(_HEADLESS)
 _DOCSTRING_OPENER = re.compile(rf"{_HEADLESS}|(?:That|Whether (?:who|what)|Why|Until|By|As|Where|When)\b")
+_NAME_OPENER = re.compile(rf"(?i:{_HEADLESS}|(?:That|There|They|Them|Those|It|Its|Others|But|Nor|Than)\b)")
+_OPENERS = {
+    Kind.DOCSTRING: _DOCSTRING_OPENER,
+    Kind.NAME: _NAME_OPENER,
+    Kind.ASSERTION: re.compile(rf"(?i:{_HEADLESS})"),
+}
 _THERE_IS = re.compile(r"\bthere (?:\w+ )?(?:is|are|was|were|be|been) no(?:ne)?\b", re.IGNORECASE)
 _COMPARED = (
     "longer|more|less|fewer|one|matter|different|worse|better|later|earlier|larger|smaller|bigger|higher|lower|older"
@@ -65,7 +71,7 @@ _LEAD = " \n\t-*>\"'([_"
 
 def findings(passage: Passage) -> Iterator[Finding]:
     """Return what breaks a rule in a passage."""
-    opener = _DOCSTRING_OPENER if passage.kind is Kind.DOCSTRING else _OPENER
+    opener = _OPENERS.get(passage.kind, _OPENER)
     for at, sentence, plain in sentences(passage.text):
         line = passage.line + passage.text.count("\n", 0, at)
         said = " ".join(sentence.split())

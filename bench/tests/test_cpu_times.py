@@ -38,7 +38,7 @@ def test_a_child_that_ended_with_its_parent_counts_once() -> None:
     tree = there((ROOT, 1, 1.0, 0.0), (11, ROOT, 2.0, 0.0), (12, 11, 4.0, 0.0), (13, 12, 8.0, 0.0))
     times = CpuTimes(ROOT)
     assert times.seconds(tree) == 15.0
-    assert times.seconds(there((ROOT, 1, 1.0, 6.0))) == 15.0, "of the last one nobody took note"
+    assert times.seconds(there((ROOT, 1, 1.0, 6.0))) == 15.0, "the last process was not waited for"
     times = CpuTimes(ROOT)
     assert times.seconds(tree) == 15.0
     assert times.seconds(there((ROOT, 1, 1.0, 0.0))) == 15.0
@@ -57,7 +57,7 @@ def test_a_reused_process_id_is_another_process() -> None:
     found = {ROOT: Process(ROOT, 110, 1, 1.0, 5.0), 11: Process(11, 999, ROOT, 0.25, 0.0)}
     assert times.seconds(found) == 6.25
     found = {ROOT: Process(ROOT, 110, 1, 1.0, 5.0), 11: Process(11, 1000, 1, 70.0, 0.0)}
-    assert times.seconds(found) == 6.25, "one that is none of them"
+    assert times.seconds(found) == 6.25, "a process outside the tree"
 
 
 @pytest.mark.parametrize("seed", range(50))

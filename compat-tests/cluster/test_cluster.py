@@ -548,7 +548,7 @@ def test_a_remote_log_goes_on_through_the_kills_of_its_leaders(tiered_brokers):
     found = _outlives(tiered_brokers, ("kill", "kill"), remote, value_size=500)
     with connect(tiered_brokers[1].address) as connection:
         local = connection.kafka.offsets("kept", EARLIEST_LOCAL)[0]
-    assert local > len(found) // 2, f"of {len(found)} records those from {local} on are still local"
+    assert local > len(found) // 2, f"records from {local} on are still local, of {len(found)}"
 
 
 def _outlives(brokers, ends, configs, value_size=0):

@@ -147,7 +147,7 @@ def test_a_new_machine_that_has_the_bucket_alone_serves_what_is_there(
                 for protocol, group in groups.items():
                     assert positions(new.address, group) == there[group]
                     rest = read_some(new.address, topic, group, count - 100, protocol)
-                    assert not rest & read[protocol], "what was read and committed was read again"
+                    assert not rest & read[protocol], "committed records were read again"
                     assert positions(new.address, group) == ends
                 read = connection.table(log_table).to_arrow().column("id").to_pylist()
                 assert read == list(range(len(read)))

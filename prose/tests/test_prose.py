@@ -134,6 +134,47 @@ def test_only_the_beginning_of_a_docstring_is_held_to_all_openers():
     assert not broken("Return ``rows`` of a table.", Kind.COMMENT)
 
 
+@pytest.mark.parametrize(
+    ("rule", "name"),
+    [
+        ("opener", "test_what_is_old_goes"),
+        ("opener", "test_r3_5_of_two_writers_one_wins"),
+        ("opener", "test_it_rests_in_every_array"),
+        ("opener", "test_cve_2017_12610_who_is_another_user_is_refused"),
+        ("person", "test_a_full_disk_holds_up_nobody"),
+        ("headless-who", "test_the_topic_is_for_those_who_may_read"),
+        ("is-no", "test_a_path_is_no_node"),
+        ("so-many", "test_there_are_so_many_lines"),
+    ],
+)
+def test_a_test_name_that_is_a_riddle_is_found(rule, name):
+    source = f"class TestIt:\n    async def {name}(self):\n        pass\n"
+    assert rule in [finding.rule for each in python(source) for finding in findings(each)]
+
+
+def test_names_and_assertions_of_tests_are_held_to_the_rules():
+    source = (
+        "def test_r3_1_a_repeat_has_no_effect():\n"
+        '    assert send(1, "nobody") == {"what": 0}, "nobody answers"\n'
+        '    assert send(2, "nobody")\n'
+        "    assert 0, (\n"
+        '        "too long for one line"\n'
+        "    )\n"
+        "    send(\n"
+        "        3\n"
+        '    ), f"what {x} has sent"\n'
+        "def the_test_nobody(): ...\n"
+    )
+    assert list(python(source, messages=False)) == [
+        Passage(Kind.NAME, 1, "a repeat has no effect"),
+        Passage(Kind.ASSERTION, 2, "nobody answers"),
+        Passage(Kind.ASSERTION, 9, "what X has sent"),
+    ]
+    assert broken("what X has sent", Kind.ASSERTION) == ["opener"]
+    assert not broken("it has what was sent", Kind.ASSERTION)
+    assert not broken("wherever it is, there is a row", Kind.ASSERTION)
+
+
 def test_statements_of_several_lines_are_not_long_sentences():
     assert not broken("SELECT a,\n" + "b, " * 60, Kind.MESSAGE)
     assert broken("select a, " + "b, " * 60, Kind.MESSAGE) == ["long"]

@@ -246,7 +246,9 @@ def test_a_broker_that_has_lost_its_log_joins_no_isr_by_what_it_was_before(tmp_p
         leader.lose_store()
         world.heal()
         await asyncio.sleep(1.5)
-        assert set(case.state.isr) == {leader.node_id, case.third.node_id}, "nobody hears that it may join"
+        assert set(case.state.isr) == {leader.node_id, case.third.node_id}, (
+            "no broker learns that it may join"
+        )
         world.cut(other, leader, both=False)
         other.cut_power(Tear.LOST)
         await other.start()

@@ -331,7 +331,7 @@ def test_acknowledged_records_are_there_once_through_broker_faults(seed: int, tm
                     await asyncio.sleep(0.1)
             count = len(acknowledged)
             await asyncio.sleep(3)
-            assert len(acknowledged) > count, "everybody gets on"
+            assert len(acknowledged) > count, "all tasks make progress"
             for each in producers:
                 each.cancel()
             await asyncio.gather(*producers, return_exceptions=True)

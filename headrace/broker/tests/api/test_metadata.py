@@ -28,7 +28,7 @@ def named(*names: str, create: bool = True, **options) -> MetadataRequest:
     return MetadataRequest(topics=topics, allow_auto_topic_creation=create, **options)
 
 
-async def test_n9_null_is_all_and_empty_is_none_except_in_version_0(tmp_path) -> None:
+async def test_n9_null_means_all_topics_and_empty_means_none_except_in_version_0(tmp_path) -> None:
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("b", 3)
         await broker.create_topic("a")
@@ -40,7 +40,7 @@ async def test_n9_null_is_all_and_empty_is_none_except_in_version_0(tmp_path) ->
                 assert (await broker.send(MetadataRequest(topics=[]), version)).topics == []
 
 
-async def test_answers_follow_changes_although_they_are_kept(tmp_path) -> None:
+async def test_cached_answers_follow_changes(tmp_path) -> None:
     async with direct_broker(tmp_path) as broker:
 
         async def seen(version: int) -> dict[str, int]:
@@ -59,7 +59,7 @@ async def test_answers_follow_changes_although_they_are_kept(tmp_path) -> None:
         assert (await broker.send(named("a"), 12)).topics[0].topic_id == again.topic_id
 
 
-async def test_large_answers_for_named_topics_are_kept_and_follow_changes(tmp_path) -> None:
+async def test_large_answers_for_named_topics_are_cached_and_follow_changes(tmp_path) -> None:
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("wide", 60)
         for _ in range(2):

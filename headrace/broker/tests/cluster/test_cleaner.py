@@ -83,7 +83,7 @@ async def test_c1_the_dirtiest_is_compacted_first_and_what_was_done_is_kept(tmp_
         write(broker, "a", "z")
         assert await cleaner.clean_one()
         assert keys(broker, "a") == "yxz"
-        assert not await cleaner.clean_one(), "what was cleaned before the restart is clean"
+        assert not await cleaner.clean_one(), "records cleaned before the restart stay clean"
 
 
 async def test_the_brokers_own_topics_are_left_to_their_owners(tmp_path) -> None:
@@ -119,7 +119,7 @@ async def test_a_topic_that_is_made_again_is_dirty_from_its_beginning(tmp_path) 
         assert keys(broker, "a") == "xyz"
 
 
-async def test_one_that_cannot_be_compacted_is_reported_once_and_keeps_no_other_from_it(
+async def test_a_partition_that_cannot_be_compacted_is_reported_once_and_does_not_stop_others(
     tmp_path, caplog
 ) -> None:
     async with cleaned_broker(tmp_path) as (broker, cleaner):
@@ -136,7 +136,7 @@ async def test_one_that_cannot_be_compacted_is_reported_once_and_keeps_no_other_
         segment.unlink()
 
 
-async def test_a_full_disk_is_no_reason_to_give_up(tmp_path, monkeypatch) -> None:
+async def test_a_full_disk_does_not_stop_the_cleaner(tmp_path, monkeypatch) -> None:
     async with cleaned_broker(tmp_path) as (broker, cleaner):
         await compacted(broker, "a")
         write(broker, "a", "xxxy")
@@ -151,7 +151,7 @@ def no_space(*_: object) -> int:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-async def test_a_partition_that_is_deleted_meanwhile_is_left_and_no_error(tmp_path, caplog) -> None:
+async def test_a_partition_deleted_during_cleaning_is_not_an_error(tmp_path, caplog) -> None:
     async with cleaned_broker(tmp_path) as (broker, cleaner):
         await compacted(broker, "a")
         write(broker, "a", "xy" * 400)
@@ -165,7 +165,7 @@ async def test_a_partition_that_is_deleted_meanwhile_is_left_and_no_error(tmp_pa
 
 
 @pytest.mark.parametrize("text", ["1\n0\n", "0\n2\na 0 1\n", "0\n1\na 0\n", "0\n1\na 0 x\n"])
-async def test_a_checkpoint_that_cannot_be_read_costs_time_and_nothing_else(tmp_path, text) -> None:
+async def test_an_unreadable_checkpoint_costs_only_time(tmp_path, text) -> None:
     with pytest.raises(ValueError):
         decode_checkpoint(text.encode())
     (tmp_path / CHECKPOINT_NAME).write_text(text)

@@ -232,7 +232,7 @@ async def test_an_absent_broker_leads_nothing_until_it_returns(tmp_path) -> None
         assert (await two.produce("t", [b"y"], partition=lost)).base_offset == 1
 
 
-async def test_another_is_the_controller_when_the_controller_goes(tmp_path) -> None:
+async def test_another_broker_becomes_controller_when_the_controller_is_cut_off(tmp_path) -> None:
     async with direct_cluster(tmp_path, 3, session_ms=4000) as cluster:
         await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 3)
         await cluster.brokers[1].create_topic("t", 3)
@@ -511,7 +511,7 @@ async def test_a_directory_goes_with_its_cluster(tmp_path) -> None:
     await elsewhere.stop(5)
 
 
-async def test_a_broker_with_an_id_that_another_has_is_refused(tmp_path, monkeypatch) -> None:
+async def test_a_broker_with_a_used_id_is_refused(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("headrace.broker.cluster.joining.WAIT_SECONDS", 0.2)
     monkeypatch.setattr(
         "headrace.broker.metadata.membership.check_free.__kwdefaults__", {"wait_seconds": 0.2}
@@ -582,7 +582,7 @@ async def test_a_lost_store_fails_nothing_and_work_resumes_afterwards(tmp_path) 
         assert [each.broker._background.failures for each in cluster.brokers.values()] == [0, 0]
 
 
-async def test_a_change_is_answered_when_the_others_know_of_it(tmp_path) -> None:
+async def test_a_change_is_answered_when_all_brokers_know_it(tmp_path) -> None:
     async with direct_cluster(tmp_path, 2) as cluster:
         one, two = cluster.brokers.values()
         await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 2)
@@ -596,7 +596,7 @@ async def test_a_change_is_answered_when_the_others_know_of_it(tmp_path) -> None
         assert two.context.metadata.topic("t") is not None
 
 
-async def test_work_that_has_lost_the_store_has_not_failed() -> None:
+async def test_a_background_task_without_the_store_is_not_counted_as_failed() -> None:
     background, attempts = BackgroundTasks(), 0
 
     async def work() -> None:

@@ -69,7 +69,7 @@ async def test_only_written_partitions_are_flushed_within_flush_ms(tmp_path, flu
         assert broker.context.replicas.partition("quick", 3).log.recovery_point == 1
         assert broker.context.replicas.partition("slow", 0).log.recovery_point == 0
         await asyncio.sleep(3 * SOON)
-        assert flushes.names == ["quick-3", "quick-7"], "there is nothing to flush until somebody writes"
+        assert flushes.names == ["quick-3", "quick-7"], "there is nothing to flush before the next write"
         flushes.names.clear()
         await broker.produce("quick", [b"y"], partition=3)
         await flushes.comes("quick-3")

@@ -197,7 +197,7 @@ async def test_a_topics_id_is_its_own_for_ever(tmp_path) -> None:
         assert broker.context.metadata.topic_by_id(second.topic_id) == second
 
 
-def test_a_topic_deleted_while_retention_is_at_work_is_no_error(tmp_path, caplog) -> None:
+def test_a_topic_deleted_during_retention_is_not_an_error(tmp_path, caplog) -> None:
     config = {"log.initial.task.delay.ms": "0", "log.retention.check.interval.ms": "1"}
 
     async def test() -> None:

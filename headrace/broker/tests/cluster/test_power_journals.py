@@ -140,7 +140,7 @@ def test_d5_commits_wait_for_an_fsync_that_they_share_and_that_is_not_on_the_eve
         await until(lambda: asyncio.sleep(0, end()), lambda end: end == there + 40)
         await asyncio.sleep(0.05)
         assert not any(task.done() for task in waiting)
-        assert await position(broker, "g1") == -1, "what may be lost is not shown"
+        assert await position(broker, "g1") == -1, "a position that may be lost is not shown"
         power.close()
         assert set(await asyncio.gather(*waiting)) == {ErrorCode.NONE}
         assert sum(power.commits.values()) - before <= 4, (

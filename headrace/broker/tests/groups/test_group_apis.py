@@ -255,7 +255,7 @@ def test_join_v5_a_replacement_fences_the_previous_static_member(tmp_path, versi
         taken = await join(broker, "", "one", version=version)
         assert taken.error_code == 0, "a static member is asked for no id"
         assert taken.member_id != old
-        assert taken.generation_id == 1, "nobody else is disturbed"
+        assert taken.generation_id == 1, "the other members are not disturbed"
         fenced = ErrorCode.FENCED_INSTANCE_ID
         assert (await join(broker, old, "one", version=version)).error_code == fenced
         assert await heartbeat(broker, old, 1, "one") == fenced
@@ -276,7 +276,7 @@ def test_join_v9_tells_a_leader_that_came_back_to_skip_the_assignment(tmp_path, 
             assert again.leader == again.member_id
             assert [member.group_instance_id for member in again.members] == ["one"]
         else:
-            assert again.leader != again.member_id, "it would assign what nobody waits for"
+            assert again.leader != again.member_id, "it would assign partitions for which no member waits"
             assert again.members == []
 
     scenario(test)(tmp_path)
@@ -330,7 +330,7 @@ async def _rebalance(broker):
         await asyncio.sleep(0.01)
     assert await heartbeat(broker, member, 1) == ErrorCode.REBALANCE_IN_PROGRESS
     assert (await sync(broker, member, 1)).error_code == ErrorCode.REBALANCE_IN_PROGRESS
-    assert await commit(broker, 1, "", member, 1) == 0, "what it has read it may still commit"
+    assert await commit(broker, 1, "", member, 1) == 0, "it may still commit records that it has read"
     first = await join(broker, member)
     assert first.generation_id == (await second).generation_id == 2
     assert (await join(broker)).error_code == ErrorCode.GROUP_MAX_SIZE_REACHED
@@ -363,7 +363,7 @@ def test_assignments_are_the_leaders_bytes_and_empty_for_forgotten_members(tmp_p
 
 
 @pytest.mark.parametrize("code", [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.KAFKA_STORAGE_ERROR])
-async def test_a_journal_that_moves_is_no_error_of_the_log(tmp_path, monkeypatch, caplog, code) -> None:
+async def test_a_moving_journal_is_not_logged_as_an_error(tmp_path, monkeypatch, caplog, code) -> None:
     """A clean move of a leader is not an error; a disk that fails is one."""
 
     def refuse(*_: object) -> bool:

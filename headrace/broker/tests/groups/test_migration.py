@@ -203,7 +203,7 @@ class TestUpgrade:
         assert problem in refused.message
         assert group.heartbeat("a", 1) is ErrorCode.NONE
 
-    def test_user_data_of_a_built_in_assignor_is_no_obstacle(self, group):
+    def test_user_data_of_a_built_in_assignor_does_not_block_the_upgrade(self, group):
         group.join(new_member_id="a", protocols={"cooperative-sticky": subscription()})
         group.tick()
         group.sync("a", 1, {"a": given(0, 1, user_data=b"librdkafka's")})

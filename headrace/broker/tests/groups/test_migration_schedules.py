@@ -338,7 +338,7 @@ class World:
         self.allowed[key] = before | {value}
         owns = client.stands_in(self.group.group)
         error = self.group.commit({key: value}, member_id, epoch, instance_id).error
-        assert owns or error is not ErrorCode.NONE, "a commit of somebody who is not a member any more"
+        assert owns or error is not ErrorCode.NONE, "a commit of a former member"
         self.allowed[key] = {value} if error is ErrorCode.NONE else before
         client.heard(error)
 

@@ -459,7 +459,7 @@ def check(log, model: Model, cleaned_to: int, now_ms: int, retention_ms: int) ->
     superseded = {}
     for offset, _, key, _ in model.records[:cleaned_to]:
         if key in superseded:
-            assert superseded[key] not in there, "what was superseded in the cleaned part is gone"
+            assert superseded[key] not in there, "superseded records of the cleaned part are gone"
         superseded[key] = offset
 
 

@@ -197,7 +197,7 @@ def test_an_epoch_that_was_noted_and_wrote_nothing_is_not_that_of_what_was_copie
         log.commit()
     log = follower(world, world.disk.restart(tear))
     assert (log.log_end_offset, log.epochs) == (5, [(0, 0), (1, 2)] if since else [(0, 0)])
-    assert log.epoch_end_offset(since) == (since, 5), "who asks is not told to cut off what both have"
+    assert log.epoch_end_offset(since) == (since, 5), "the follower is not told to cut off common records"
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def check(world: LogWorld, disk: SimulatedDisk, history: History, tear: Tear, co
     if tear is Tear.KEPT and history.acked:
         base, batch = history.sent[history.acked - 1]
         must_survive = base + read_header(batch).record_count
-    assert end >= must_survive, "what was acknowledged is there"
+    assert end >= must_survive, "acknowledged records are there"
     assert history.log_start <= start <= max(history.log_start_asked, history.log_start)
     keeps_window = tear is Tear.KEPT or config.get("durability") == "power"
     check_producers(world, log, history, 0 if keeps_window else start)

@@ -144,7 +144,7 @@ def test_flush_messages_sets_the_number_of_messages_between_flushes(world):
     assert len(batches_of(world.open(world.disk.restart(Tear.LOST)))) == 4
 
 
-def test_a_snapshot_or_index_that_cannot_be_written_costs_nothing_but_time(world):
+def test_an_unwritable_snapshot_or_index_costs_only_time(world):
     for suffix in (".snapshot.tmp", ".index.tmp", ".timeindex.tmp"):
         world.disk.fail(Fault("write", errno.ENOSPC, suffix=suffix, times=1000))
     log = filled(world, 30)
@@ -279,7 +279,7 @@ def test_d6_the_last_record_that_was_synced_is_never_cut(world, damaged):
     disk = world.disk.restart(Tear.KEPT)
     data = disk.contents(path)
     disk.replace(path, data[:-3], sync=True)
-    assert world.open(disk).log_end_offset == 3, "what was not synced is a torn tail"
+    assert world.open(disk).log_end_offset == 3, "unsynced records are a torn tail"
 
 
 @pytest.mark.parametrize("rest", [b"", b"\x00" * 700, b"\x07" * 64])

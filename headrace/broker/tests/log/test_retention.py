@@ -32,7 +32,7 @@ def three_segments(world, **config):
     return log
 
 
-def test_r1_by_age_oldest_first_and_only_whole_segments(world):
+def test_r1_retention_by_age_deletes_whole_segments_oldest_first(world):
     log = three_segments(world, retention_ms=2 * HOUR_MS)
     now = world.clock.now_ms
     assert log.delete_old_segments(now, 6) == 1
@@ -77,13 +77,13 @@ def test_r1_when_everything_is_old_the_log_is_empty_and_its_offsets_go_on(world)
     assert world.append(world.open()).base_offset == 6
 
 
-def test_r1_by_size_keeps_at_least_that_much(world):
+def test_r1_retention_by_size_keeps_at_least_the_configured_size(world):
     log = three_segments(world, retention_ms=-1, retention_bytes=2 * len(world.batch()))
     assert log.delete_old_segments(world.clock.now_ms, 6) == 2
     assert log.log_start_offset == 4
 
 
-def test_r1_by_size_a_segment_stays_that_what_is_kept_needs_a_byte_of(world):
+def test_r1_retention_by_size_keeps_a_segment_that_is_partly_needed(world):
     log = three_segments(world, retention_ms=-1, retention_bytes=4 * len(world.batch()) + 1)
     assert log.delete_old_segments(world.clock.now_ms, 6) == 0
     log.reconfigure(LogConfig(retention_ms=-1, retention_bytes=4 * len(world.batch())))
@@ -164,7 +164,7 @@ def test_deleted_files_wait_elsewhere_for_their_delay_and_are_nothing_to_the_log
         assert again.log_start_offset == 4
         assert set(waiting(disk, world.directory)) <= {path.name for path, _ in later}
         again.close()
-        assert world.open(disk).recovered.was_clean, "what waits is not the log's any more"
+        assert world.open(disk).recovered.was_clean, "waiting files are no longer part of the log"
     log.delete()
     assert not world.disk.names(world.directory)
 
@@ -207,7 +207,7 @@ def written_back(world):
 
 
 @pytest.mark.parametrize("change", ["another file", "a longer file", "a missing file"])
-def test_a_mark_of_a_clean_close_is_believed_with_the_files_and_sizes_that_it_lists(world, change):
+def test_a_clean_close_marker_counts_only_with_its_listed_files_and_sizes(world, change):
     log = three_segments(world)
     last = log.segments[-1].path
     log.close()
@@ -227,7 +227,7 @@ def batch_at(world, offset):
     return offset.to_bytes(8, "big") + world.batch()[8:]
 
 
-def test_a_mark_of_a_clean_close_that_comes_back_with_the_power_hides_nothing(world):
+def test_a_clean_close_marker_restored_by_a_power_cut_hides_no_records(world):
     log = three_segments(world)
     log.close()
     written_back(world)
@@ -239,7 +239,7 @@ def test_a_mark_of_a_clean_close_that_comes_back_with_the_power_hides_nothing(wo
     assert world.open(disk).log_end_offset == 7
 
 
-def test_a_mark_of_a_clean_close_that_comes_back_with_the_power_brings_nothing_back(world):
+def test_a_clean_close_marker_restored_by_a_power_cut_restores_no_records(world):
     log = three_segments(world)
     log.close()
     written_back(world)
@@ -278,7 +278,7 @@ def test_reads_at_the_tail_and_in_sequence_do_not_search(world):
     assert max(sizes[1:]) <= 6, "a few reads to find the end, none to find the beginning"
 
 
-def test_nothing_remembered_for_readers_outlives_a_truncation(world):
+def test_read_positions_are_forgotten_at_a_truncation(world):
     log = world.open()
     for _ in range(6):
         offset = world.append(log, value=b"x" * 50).base_offset
@@ -356,7 +356,7 @@ def test_flushing_from_another_thread_while_appending(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["0\n2\n1 5\n2 5\n", "0\n2\n2 5\n2 6\n", "0\n1\n-1 5\n", "0\n2\n1 5\n"])
-def test_epochs_that_make_no_sense_are_no_checkpoint(text):
+def test_a_malformed_epoch_checkpoint_is_refused(text):
     with pytest.raises(ValueError):
         LeaderEpochs.decode(text.encode())
 

@@ -229,7 +229,7 @@ class Run:
         assert set(state.elr) <= set(state.replicas) - set(state.isr)
         assert set(state.adding) | set(state.removing) <= set(state.replicas)
         assert not set(state.adding) & set(state.removing)
-        assert set(state.removing) != set(state.replicas), "somebody is to hold it"
+        assert set(state.removing) != set(state.replicas), "a replica remains"
         if state.leader != NO_LEADER:
             assert state.leader in state.isr
             assert state.leader in self.alive
@@ -251,13 +251,13 @@ class Run:
             )
         if isinstance(event, Reassign):
             had_all = set(was.isr or was.elr)
-            assert had_all & {*state.isr, *state.elr} or not had_all, "somebody who has everything stays"
-            assert set(state.isr) <= set(was.isr), "nobody is in sync because somebody wants it"
+            assert had_all & {*state.isr, *state.elr} or not had_all, "a complete replica stays"
+            assert set(state.isr) <= set(was.isr), "a request puts no replica in sync"
         if isinstance(event, ReplicasLost):
             assert {*state.isr, *state.elr} == {*was.isr, *was.elr} - {event.broker_id} or state == was
-            assert {*state.isr, *state.elr} or not {*was.isr, *was.elr}, "somebody who has everything stays"
+            assert {*state.isr, *state.elr} or not {*was.isr, *was.elr}, "a complete replica stays"
         if isinstance(event, BrokerStarted) and event.clean:
-            assert {*state.isr, *state.elr} == {*was.isr, *was.elr}, "who has everything has it still"
+            assert {*state.isr, *state.elr} == {*was.isr, *was.elr}, "complete replicas stay complete"
         if isinstance(event, BrokerStarted) and not event.clean and len(state.replicas) > 1:
             assert event.broker.broker_id not in {*state.isr, *state.elr}
 
@@ -311,7 +311,7 @@ def test_a_change_of_another_writer_is_not_overwritten() -> None:
     one.carry_out(proposal)
     for event in (proposal, ElectLeaders(unclean=False), BrokerGone(1), DeleteTopics(("t",))):
         if event == ElectLeaders(unclean=False):
-            assert other.carry_out(event) == 0, "everybody leads what they prefer"
+            assert other.carry_out(event) == 0, "every preferred replica leads"
             continue
         with pytest.raises(BadVersionError):
             other.carry_out(event)
@@ -344,7 +344,7 @@ def test_absent_brokers_are_replicas_where_too_few_are_alive_and_never_lead_or_a
     for state in controller.image.topics["t"].states():
         assert set(state.isr) == {0, 1} == set(state.replicas[:2])
         assert state.leader == state.replicas[0]
-        assert state.replicas[2] in (3, 4), "on a rack that has nobody else"
+        assert state.replicas[2] in (3, 4), "on a rack without another broker"
     assert all(set(state.replicas) == {0, 1} for state in controller.image.topics["two"].states())
     controller.carry_out(CreateTopics((topic("all", 1),), 5, absent=absent))
     assert set(controller.image.topics["all"].state(0).replicas) == set(range(5))
@@ -424,7 +424,7 @@ def test_a_leaving_broker_hands_over_leadership_and_joins_no_isr() -> None:
     assert (state_of(controller).isr, state_of(controller).elr) == ((second,), (third,))
     controller.carry_out(BrokerLeaving(second))
     assert (state_of(controller).leader, state_of(controller).isr) == (second, (second,)), (
-        "there is nobody else"
+        "there is no other replica"
     )
 
 
@@ -652,7 +652,7 @@ def test_a_replica_that_left_a_sufficient_isr_is_not_eligible() -> None:
     leader, second, third = state_of(controller).replicas
     assert propose(leader, second).elr == ()
     assert propose(leader).elr == (second,)
-    assert propose(leader, third).elr == (), "whatever is acknowledged from here on, the second may not have"
+    assert propose(leader, third).elr == (), "the second may miss later acknowledgements"
 
 
 def test_a_topic_that_was_made_before_the_store_was_lost_is_not_made_twice() -> None:

@@ -65,7 +65,7 @@ async def test_a_raised_level_keeps_brokers_without_it_from_starting(tmp_path, n
         one = await cluster.start(1)
         await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 2)
         await one.create_topic("of-both", 4)
-        assert await levels(one) == (2, 1, 0), "what it writes is what the other one knows"
+        assert await levels(one) == (2, 1, 0), "it writes levels that the other one knows"
         code, message = await update(one, 2)
         assert (code, "broker 2 supports 1 to 1" in message) == (ErrorCode.INVALID_UPDATE_VERSION, True)
         newer(False)
@@ -152,7 +152,7 @@ async def test_a_broker_that_is_gone_is_told_of_until_it_is_forgotten(tmp_path: 
         store = cluster.stores[1]
         await _eventually_of(cluster, [3])
         assert await forget(3) == 0
-        assert await store.children(tree.DELETED) == [], "nobody waits for it any more"
+        assert await store.children(tree.DELETED) == [], "no broker waits for it any more"
         assert await told() == dict.fromkeys((1, 2), (False, True))
         assert await forget(3) == ErrorCode.BROKER_ID_NOT_REGISTERED
         state = one.context.metadata.state("t", 0)

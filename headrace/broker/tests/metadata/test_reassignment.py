@@ -79,7 +79,9 @@ def test_no_replica_is_removed_before_a_remaining_one_is_in_sync() -> None:
     in_sync(controller, 0)
     controller.carry_out(BrokerGone(0))
     state = move(controller, (1,))
-    assert (state.replicas, state.isr, state.leader) == ((1, 0), (0,), NO_LEADER), "nor while nobody leads"
+    assert (state.replicas, state.isr, state.leader) == ((1, 0), (0,), NO_LEADER), (
+        "nor while there is no leader"
+    )
 
 
 def test_replicas_are_removed_after_min_insync_replicas_remain() -> None:
@@ -98,7 +100,7 @@ def test_replicas_are_removed_after_min_insync_replicas_remain() -> None:
     controller = created((2, 0, 1), min_insync_replicas="2")
     in_sync(controller, 2)
     state = move(controller, (2, 0))
-    assert (state.replicas, state.isr) == ((2, 0), (2,)), "who goes has nothing that others lack"
+    assert (state.replicas, state.isr) == ((2, 0), (2,)), "the removed replica has nothing that others lack"
 
 
 def test_an_eligible_replica_is_removed_after_others_are_in_sync() -> None:

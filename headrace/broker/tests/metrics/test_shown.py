@@ -25,7 +25,7 @@ NAMES = {"seen", "hidden", "readers", "secret-readers"}
 async def names_in(broker: Any) -> set[str]:
     """Return the names in our labels."""
     found = await broker.context.metrics.gather()
-    assert found["headrace_partitions"][()] >= 2, "sums are everybody's"
+    assert found["headrace_partitions"][()] >= 2, "all clients see sums"
     return NAMES & {label for values in found.values() for labels in values for label in labels}
 
 

@@ -211,7 +211,7 @@ def test_the_request_of_a_peer_that_hangs_up_is_cancelled_only_if_it_may_be(may_
     run(test)
 
 
-def test_a_peer_that_does_not_read_is_not_answered_on_and_on() -> None:
+def test_answers_pause_while_a_peer_does_not_read() -> None:
     answered = 0
 
     def answerer(peer, body):

@@ -393,7 +393,7 @@ def test_f2_f8_ten_thousand_pipelined_requests_are_answered_in_order(tmp_path) -
     run(test)
 
 
-def test_f8_one_that_never_reads_costs_a_bounded_amount(tmp_path) -> None:
+def test_f8_a_client_that_never_reads_costs_bounded_memory(tmp_path) -> None:
     """It asks for metadata of 2,000 topics again and again and reads nothing: the broker stops answering."""
 
     async def test() -> None:

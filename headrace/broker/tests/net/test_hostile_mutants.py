@@ -110,7 +110,7 @@ def test_f7_a_bomb_is_opened_on_the_event_loop(tmp_path, monkeypatch) -> None:
 def test_f8_answers_are_made_for_one_that_never_reads(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(limits, "Limits", partial(Limits, unsent_bytes_max=64 << 20))
     with pytest.raises(NOTICED):
-        test_hostile.test_f8_one_that_never_reads_costs_a_bounded_amount(tmp_path)
+        test_hostile.test_f8_a_client_that_never_reads_costs_bounded_memory(tmp_path)
 
 
 def test_f8_allocation_of_the_announced_length_is_noticed(tmp_path, monkeypatch) -> None:

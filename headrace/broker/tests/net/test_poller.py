@@ -65,7 +65,7 @@ def with_pair(kind, test) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_side_is_told_only_while_it_is_watched(kind) -> None:
+def test_events_are_delivered_only_while_watched(kind) -> None:
     async def test(watched, owner, theirs) -> None:
         fd = owner.sock.fileno()
         watched.add(fd, owner)
@@ -106,7 +106,7 @@ def test_a_hang_up_is_not_reported_while_nothing_is_watched(kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_that_closes_another_in_the_same_round_is_not_followed_by_its_event(kind) -> None:
+def test_a_closed_socket_gets_no_event_of_the_same_round(kind) -> None:
     async def test(watched, owner, theirs) -> None:
         second, other = socket.socketpair()
         second.setblocking(False)
@@ -133,7 +133,7 @@ def test_one_that_closes_another_in_the_same_round_is_not_followed_by_its_event(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_network_answers_through_either(kind) -> None:
+def test_a_network_answers_with_either_poller(kind) -> None:
     bodies = [b"a", os.urandom(3_000_000), b"b" * 5000, b"c"]
 
     async def test() -> None:

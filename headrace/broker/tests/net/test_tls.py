@@ -124,7 +124,7 @@ def test_tls_data_arrives_whole_in_pieces_of_any_size(
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_end_is_said_and_heard(server, version) -> None:
+def test_close_notify_is_sent_and_received(server, version) -> None:
     stream, client = shake(server, version)
     client.read()
     client.tls.write(b"last")

@@ -104,7 +104,7 @@ def test_unflushed_data_is_trusted_only_within_the_same_boot() -> None:
     assert life(Tear.KEPT) == (True, False)
     assert life(Tear.LOST, synced=True) == (True, False)
     assert life(Tear.KEPT, is_noted=False) == (False, True)
-    assert life(Tear.KEPT, is_noted=False) == (False, True), "what was lost is still to be told"
+    assert life(Tear.KEPT, is_noted=False) == (False, True), "the loss is still to be reported"
     assert life(Tear.KEPT) == (False, True)
     assert life(Tear.KEPT) == (True, False)
 
@@ -178,7 +178,7 @@ def test_partitions_of_a_new_directory_are_laid_out_apart(tmp_path) -> None:
     disk.spread = asked.append  # type: ignore[method-assign]
     for _ in range(2):
         DataDirectory(path, 0, NEW, disk, SystemClock()).close(clean=True)
-    assert asked == [path], "what is there stays where it is"
+    assert asked == [path], "existing directories stay in place"
     SystemDisk().spread(tmp_path)  # also where the file system does not support it
     SystemDisk().spread(tmp_path / "nowhere")
 
@@ -194,7 +194,7 @@ def test_new_directories_are_spread_where_the_file_system_can(tmp_path, monkeypa
 
     monkeypatch.setattr(fcntl, "ioctl", ioctl)
     SystemDisk().spread(tmp_path)
-    assert [flags for _, flags in calls] == [0, 0xA0000], "what else is set stays"
+    assert [flags for _, flags in calls] == [0, 0xA0000], "other flags stay"
 
 
 def test_after_a_power_cut_no_clean_stop_of_an_earlier_run_is_seen(tmp_path) -> None:

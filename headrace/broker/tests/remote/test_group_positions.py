@@ -188,7 +188,7 @@ async def test_groups_of_both_protocols_come_back_empty_and_go_on_counting(tmp_p
         assert (await made.send(heartbeat("m2", 0))).member_epoch > epoch
 
 
-async def test_only_what_has_changed_is_copied(tmp_path: Path) -> None:
+async def test_only_changed_positions_are_copied(tmp_path: Path) -> None:
     async with tiered(tmp_path) as made:
         await filled(made)
         await commit(made, {("t", 0): 1}, "g")
@@ -291,7 +291,7 @@ async def test_a_store_that_fails_is_written_to_again(tmp_path: Path, modes: lis
         assert await committed(made) == {("t", 0): 7}
 
 
-async def test_a_failed_copy_is_made_up_for_without_a_change(tmp_path: Path) -> None:
+async def test_a_failed_copy_of_positions_is_repeated(tmp_path: Path) -> None:
     async with tiered(tmp_path) as made:
         await filled(made)
         await tend(made)
@@ -357,7 +357,7 @@ async def test_a_silent_store_does_not_delay_commits(tmp_path: Path) -> None:
         assert await committed(made) == {("t", 0): 2}
 
 
-async def test_a_start_that_was_cut_off_enters_them_again(
+async def test_an_interrupted_start_restores_positions_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with tiered(tmp_path) as made:
@@ -441,7 +441,7 @@ def test_a_position_that_is_moved_has_no_epoch() -> None:
     )
 
 
-async def test_positions_of_a_topic_that_was_made_anew_are_not_its(tmp_path: Path) -> None:
+async def test_positions_of_a_deleted_topic_are_not_given_to_its_successor(tmp_path: Path) -> None:
     async with tiered(tmp_path) as made:
         await filled(made)
         await made.create_topic("other")

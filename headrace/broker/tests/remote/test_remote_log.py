@@ -256,7 +256,7 @@ async def test_unstable_and_unflushed_segments_are_not_copied(tmp_path: Path) ->
         assert len(stored(tmp_path)) > 5
 
 
-async def test_copying_stops_and_switching_off_deletes_only_when_that_is_said(tmp_path: Path) -> None:
+async def test_disabling_remote_storage_deletes_only_on_request(tmp_path: Path) -> None:
     async with tiered(tmp_path) as made:
         await filled(made)
         await tend(made)
@@ -385,7 +385,7 @@ async def check(made: DirectBroker, path: Path) -> None:
     assert remote is not None
     await remote.load()
     named = {f"{remote.folder}/{segment.name}" for segment in remote.manifest.segments}
-    assert set(stored(path)) == named, "objects that nobody knows of"
+    assert set(stored(path)) == named, "unknown objects"
     manifests = [name for name in LocalFiles(path / "remote").names(remote.folder) if "manifest" in name]
     assert len(manifests) <= 2
     assert manifests[-1] == f"{remote.folder}/{remote.manifest.name}"
@@ -408,7 +408,7 @@ class Deposed:
         self.files.remove(f"{self.remote.folder}/{before.name}")
 
 
-async def test_a_number_that_was_taken_and_given_up_is_not_taken_again(tmp_path: Path) -> None:
+async def test_an_abandoned_manifest_number_is_not_reused(tmp_path: Path) -> None:
     async with tiered(tmp_path) as made:
         await filled(made)
         await tend(made)
@@ -487,7 +487,7 @@ async def test_one_of_two_writers_of_a_manifest_finds_the_conflict(tmp_path: Pat
             await made.produce("t", [b"x" * 100])
         await tend(made)
         assert remote.end_offset == other.end_offset, "it went on with what it knew"
-        assert set(before) <= set(stored(tmp_path)), "what the other one has was removed"
+        assert set(before) <= set(stored(tmp_path)), "objects of the other writer were removed"
         await tend(made)
         assert remote.end_offset > other.end_offset
         assert len(await read_all(made)) == RECORDS + 8
@@ -529,7 +529,7 @@ async def test_a_new_machine_goes_on_with_what_remote_storage_has(tmp_path: Path
         assert (log.log_start_offset, log.local_start_offset, log.log_end_offset) == (11, end, end)
         assert await read_all(made, 11) == [each for each in written if each[0] < end]
         assert await offset_at(made, FIRST_MS + 20_000) == 20
-        assert (await made.produce("t", again)).base_offset == once, "what was known of producers is lost"
+        assert (await made.produce("t", again)).base_offset == once, "the state of producers is lost"
         assert (await made.produce("t", [b"more"])).base_offset == end
         assert log.last_epoch > epoch
         plain = made.context.metadata.topic("plain")
@@ -545,7 +545,7 @@ async def test_a_new_machine_goes_on_with_what_remote_storage_has(tmp_path: Path
         assert len(await read_all(made, 11)) == partition_of(made).log.log_end_offset - 11
 
 
-async def test_the_old_server_finds_out_and_writes_no_more(tmp_path: Path) -> None:
+async def test_a_replaced_server_stops_writing(tmp_path: Path) -> None:
     async with tiered(tmp_path) as old:
         await filled(old)
         await tend(old)
@@ -718,7 +718,7 @@ async def test_quotas_of_copies_and_of_reads(tmp_path: Path) -> None:
         assert values_of((await made.fetch("t", 0, max_wait_ms=10_000)).records)
         late = await made.fetch("t", 3, max_wait_ms=10)
         assert (late.error_code, len(late.records or b"")) == (0, 0)
-        assert (await made.fetch("t", RECORDS - 1)).records, "what is local waits for nobody"
+        assert (await made.fetch("t", RECORDS - 1)).records, "local records do not wait for remote storage"
         await change(made, "0", **{fetches: str(1 << 40)})
         assert len(await read_all(made)) == RECORDS
 
@@ -778,4 +778,4 @@ async def test_a_listing_that_is_late_hides_nothing(tmp_path: Path, behind: int)
         folder = partition.remote.folder
         assert newest_manifest(files, folder) == partition.remote.manifest
         named = {f"{folder}/{segment.name}" for segment in partition.remote.manifest.segments}
-        assert named <= set(stored(tmp_path)), "what a manifest names is gone"
+        assert named <= set(stored(tmp_path)), "objects of a manifest are gone"

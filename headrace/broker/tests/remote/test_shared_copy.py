@@ -113,7 +113,7 @@ async def test_a_single_machine_goes_on_with_what_a_cluster_had(tmp_path: Path) 
     )
 
 
-async def test_the_controller_writes_and_only_what_has_changed(tmp_path: Path) -> None:
+async def test_the_controller_copies_only_changes(tmp_path: Path) -> None:
     async with cluster_of(tmp_path) as cluster:
         assert (await create(cluster.brokers[1], **CONFIG)).error_code == 0
         await led(cluster, {1, 2, 3})
@@ -188,7 +188,7 @@ async def _as_read(nodes: dict[str, bytes] | None) -> dict[str, bytes] | None:
     return nodes
 
 
-async def test_a_cluster_that_was_gone_on_from_only_reads(tmp_path: Path) -> None:
+async def test_a_replaced_cluster_is_read_only(tmp_path: Path) -> None:
     async with cluster_of(tmp_path) as cluster:
         assert (await create(cluster.brokers[1], **CONFIG)).error_code == 0
         await led(cluster, {1, 2, 3})
@@ -242,7 +242,7 @@ async def test_a_store_that_fails_is_written_to_again(tmp_path: Path, modes: lis
         assert not manager(broker)._is_read_only
 
 
-async def test_a_claim_leaves_what_was_there_until_there_is_more(tmp_path: Path) -> None:
+async def test_a_claim_keeps_the_previous_copy_until_the_next_one(tmp_path: Path) -> None:
     async with cluster_of(tmp_path, 1) as cluster:
         await cluster.brokers[1].context.topics.create_topic("t", 1, {})
         copy = manager(cluster.brokers[1])._cluster
@@ -301,7 +301,7 @@ async def test_a_failed_copy_is_repeated_without_a_new_change(tmp_path: Path) ->
         assert "/topics/t" in {path for path, _, _ in image.store.nodes}
 
 
-def test_epochs_are_later_than_all_that_is_known() -> None:
+def test_new_epochs_exceed_all_known_epochs() -> None:
     states = [PartitionState((1, 2, 3), -1, epoch, ()) for epoch in (3, 9)]
     nodes = (
         ("/broker-configs/default", b'{"min.insync.replicas":"2","log.retention.ms":"7"}', 0),
@@ -319,7 +319,7 @@ def test_epochs_are_later_than_all_that_is_known() -> None:
         ClusterImage.decode("name", replace(image, version=3).encode())
 
 
-async def test_the_old_server_finds_out_after_several_changes(tmp_path: Path) -> None:
+async def test_a_replaced_server_stops_after_several_changes(tmp_path: Path) -> None:
     async with alone(tmp_path) as old:
         await manager(old).turn()
         restored(tmp_path, "new")

@@ -86,7 +86,7 @@ async def test_a_follower_whose_log_is_damaged_copies_it_anew(tmp_path: Path) ->
         await all_have_the_same(cluster)
         (kept,) = (tmp_path / str(follower)).glob(f"{TOPIC}-0.*-stray")
         (segment,) = kept.glob("*.log")
-        assert segment.read_bytes() == damaged, "for whoever wants to look at it"
+        assert segment.read_bytes() == damaged, "for inspection"
 
 
 async def test_a_replica_copies_a_batch_whose_first_records_are_deleted(tmp_path: Path) -> None:

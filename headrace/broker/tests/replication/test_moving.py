@@ -132,7 +132,7 @@ async def test_a_replica_that_was_given_away_while_its_broker_was_down_is_set_as
         assert [path.name.partition(".")[0] for path in data.glob("*-stray")] == [f"{TOPIC}-0"]
 
 
-async def test_a_follower_that_is_the_only_one_from_now_on_has_one_log(tmp_path: Path) -> None:
+async def test_a_follower_that_becomes_the_only_replica_keeps_one_log(tmp_path: Path) -> None:
     """It becomes the leader and the only replica in one change, and follows again later: its open log is not reused."""
     async with direct_cluster(tmp_path, 3) as cluster:
         await create(cluster.brokers[1], 3)
@@ -208,7 +208,7 @@ def throttle(rate: str | None, replicas: str) -> tuple[Throttle, Any, list[float
     return made, image, now
 
 
-def test_a_throttle_holds_for_what_is_named_at_its_rate() -> None:
+def test_a_throttle_limits_the_named_replicas() -> None:
     made, image, now = throttle("1000", "0:2, 1:3,3:2")
     assert [made.holds_for(image, index) for index in range(4)] == [True, False, False, True]
     assert made.wait_seconds() == 0

@@ -132,7 +132,9 @@ def test_the_nearest_in_sync_replica_is_chosen(
     assert nearest_replica(partition, rack, offset, brokers) == chosen
     if chosen == 2:
         del brokers[2]
-        assert nearest_replica(partition, rack, offset, brokers) in (3, NOBODY), "nobody who is not alive"
+        assert nearest_replica(partition, rack, offset, brokers) in (3, NOBODY), (
+            "an absent broker is not chosen"
+        )
 
 
 def test_a_transaction_whose_end_is_not_published_is_open_to_readers_of_a_replica() -> None:

@@ -21,7 +21,7 @@ def hw(progress: Progress, present: int = 0, *, min_isr: int = 1, now: float = 0
 
 def test_the_high_watermark_is_what_all_of_the_isr_have_and_never_goes_back() -> None:
     progress = leader(end=10)
-    assert hw(progress) == 0, "nobody has fetched in this epoch"
+    assert hw(progress) == 0, "no follower has fetched in this epoch"
     assert hw(progress, 4) == 4
     progress.fetched(2, 12, 8, 10, 0.0)
     assert hw(progress) == 0
@@ -43,7 +43,7 @@ def test_a_joining_replica_counts_until_its_proposal_is_refused() -> None:
     progress.fetched(2, 12, 10, 10, 0.0)
     progress.fetched(3, 13, 5, 10, 0.0)
     progress.propose(joins=3, known=lambda _: -1)
-    assert hw(progress, 5, now=100.0) == 5, "nobody knows yet whether it is in the ISR"
+    assert hw(progress, 5, now=100.0) == 5, "it is not known yet whether it is in the ISR"
     assert not progress.joining(3, 5), "one proposal at a time"
     progress.follow(progress.state)
     assert hw(progress, 5, now=100.0) == 10
@@ -99,7 +99,7 @@ def test_a_fetch_of_an_incarnation_that_is_over_counts_for_nothing() -> None:
     assert progress.fetched(3, 13, 2, 10, 0.0)
     assert not progress.fetched(3, 12, 10, 10, 0.0)
     assert progress.replicas[3].end_offset == 2
-    assert not progress.fetched(9, 19, 10, 10, 0.0), "who is no replica"
+    assert not progress.fetched(9, 19, 10, 10, 0.0), "it is not a replica"
 
 
 def test_a_follower_that_fetches_what_was_there_at_its_last_fetch_keeps_up() -> None:
@@ -114,7 +114,7 @@ def test_a_follower_that_fetches_what_was_there_at_its_last_fetch_keeps_up() -> 
 def test_the_high_watermark_waits_for_a_follower_behind_it_that_keeps_up() -> None:
     """The leader alone is in sync: its appends are published at once, so a replica that joins is always behind."""
     progress = leader(isr=(1,), end=10)
-    assert hw(progress) == 10, "nobody is near"
+    assert hw(progress) == 10, "no follower is near"
     progress.fetched(2, 12, 7, 10, 1.0)
     assert hw(progress, 10, now=1.0) == 10
     progress.own_end = 12
@@ -136,7 +136,7 @@ def test_nothing_is_published_while_a_replica_outside_the_isr_is_eligible() -> N
     progress.own_end = 10
     progress.fetched(2, 12, 10, 10, 0.0)
     assert hw(progress, 4) == 4
-    assert not progress.must_end_eligibility(3), "those who are in sync are too few"
+    assert not progress.must_end_eligibility(3), "too few replicas are in sync"
     assert progress.must_end_eligibility(2)
     assert progress.propose(known=lambda broker: EPOCHS[broker]) == ((1, 11), (2, 12))
     assert not progress.must_end_eligibility(2), "one proposal at a time"

@@ -23,7 +23,7 @@ class Leader:
 
     def refused(self, change: Any) -> None:
         self.refusals += 1
-        assert self.refusals < TURNS, "nobody else has run meanwhile"
+        assert self.refusals < TURNS, "no other task has run meanwhile"
         self._replication.propose(self, change)  # type: ignore[arg-type]
 
 

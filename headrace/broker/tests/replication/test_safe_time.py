@@ -54,7 +54,7 @@ def test_a_state_is_as_of_the_latest_time_whose_high_watermark_it_has() -> None:
     assert (safe.at(4), safe.at(5)) == (None, 2.0)
     safe.untold()
     vouched.at = 3.0
-    assert safe.at(5) == 2.0, "nobody has said that it is still so"
+    assert safe.at(5) == 2.0, "no later answer has confirmed it"
     safe.told(9, vouched)
     assert (safe.at(8), safe.at(9)) == (2.0, 3.0)
     safe.forget()
@@ -339,7 +339,7 @@ async def test_a_leader_vouches_for_those_in_sync_with_it_while_it_leads(
         state, progress = partition.state, partition.progress
         assert partition.vouches_for(one)
         partition.state = replace(state, isr=(state.leader, other))
-        assert not partition.vouches_for(one), "what others acknowledge it may miss"
+        assert not partition.vouches_for(one), "it may miss later acknowledgements"
         partition.state, start = state, progress.start_offset
         progress.start_offset = partition.replicated_offset + 1
         assert not partition.vouches_for(one), "the leader before may have acknowledged more"
@@ -372,4 +372,4 @@ async def test_a_removed_replica_gets_no_safe_time(tmp_path: Path) -> None:
         await produce(broker, [b"b"])
         assert sessions_of[one].doubted
         partition.follow(state)
-        assert sessions_of[one].news, "nobody has told it of what was published meanwhile"
+        assert sessions_of[one].news, "it has not been told of records published meanwhile"

@@ -87,7 +87,7 @@ def test_a_leader_knows_the_sessions_partitions_after_lost_messages(seed: int) -
     assert asking.next_names() == [], "and nothing is said again"
 
 
-def test_many_are_named_one_request_after_the_other_and_all_at_once_where_nothing_is_kept() -> None:
+def test_many_partitions_are_named_over_several_requests() -> None:
     asking: Asking[int] = Asking()
     told = 0, 0, 0, 0
     for each in range(NAMED_MAX + 20):
@@ -153,7 +153,7 @@ async def test_a_replica_that_may_have_been_reset_counts_after_its_next_fetch(tm
         await until(lambda: replicas[other].end_offset == 1)
 
 
-async def test_a_follower_that_had_everything_until_now_keeps_up(tmp_path: Path) -> None:
+async def test_a_caught_up_follower_stays_caught_up_without_changes(tmp_path: Path) -> None:
     async with direct_cluster(tmp_path, 3, config={"replica.lag.time.max.ms": "60000"}) as cluster:
         await create(cluster.brokers[1])
         leader = await led(cluster, {1, 2, 3})

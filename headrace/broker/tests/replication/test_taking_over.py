@@ -49,7 +49,7 @@ def following(world: LogWorld) -> Follower:
     return follower
 
 
-def test_between_two_rests_are_few_batches_and_few_bytes() -> None:
+def test_a_slice_handles_few_batches_and_bytes() -> None:
     world = LogWorld()
     leader, log = leader_with_small_batches_and_a_large_one(world), following(world).log
     ends = [log.log_end_offset for _ in log.append_copies(all_of(leader), gaps_to=0)]

@@ -34,7 +34,7 @@ print(json.dumps(told))
 def test_the_compiler_is_out_of_memory_when_it_has_loaded_a_kernel_and_loads_another() -> None:
     done = subprocess.run([sys.executable, "-c", LOAD], capture_output=True, text=True, check=True)
     nothing_loaded, taken, less, again = json.loads(done.stdout)
-    assert nothing_loaded == 0, "nobody has needed it"
+    assert nothing_loaded == 0, "it has not been needed"
     assert taken > WORTH_BYTES, "all that is only the file's"
     assert less > taken / 2, "it is out of the process"
     assert again == 0, "nothing has come in since"

@@ -373,7 +373,7 @@ def test_an_invalid_authorizer_configuration_is_named(name, value, words) -> Non
         BrokerConfig({name: value})
 
 
-async def test_super_users_and_everyone_without_acl(tmp_path: Path) -> None:
+async def test_super_users_and_access_without_acl(tmp_path: Path) -> None:
     config = {"super.users": "User:admin; User:CN=a,O=b ;", "allow.everyone.if.no.acl.found": "true"}
     async with secured_broker(tmp_path, config) as admin:
         await allow(admin, Operation.READ, CLUSTER, CLUSTER_NAME)

@@ -210,7 +210,7 @@ async def test_messages_without_headers_after_a_handshake_of_version_0(tmp_path:
         assert wrong.peer.session is None
 
 
-async def test_nothing_else_is_answered_before(tmp_path: Path) -> None:
+async def test_requests_before_authentication_close_the_connection(tmp_path: Path) -> None:
     """The connection is closed, in every state before authentication."""
     async with clients(tmp_path) as connect:
         for mechanism in (None, "PLAIN", "SCRAM-SHA-256"):
@@ -289,7 +289,7 @@ async def test_authentication_messages_out_of_order_are_refused(tmp_path: Path) 
             await asking.send(ApiVersionsRequest())
 
 
-async def test_a_final_message_is_good_once(tmp_path: Path) -> None:
+async def test_a_scram_final_message_is_accepted_once_per_exchange(tmp_path: Path) -> None:
     async with clients(tmp_path) as connect:
         client, scram = connect(), ScramClient("ann", "secret-1")
         await client.shake("SCRAM-SHA-256")
@@ -358,7 +358,7 @@ async def test_reauthentication_cannot_change_the_principal(tmp_path: Path) -> N
             assert client.peer.session.principal == Principal("User", "ann")
 
 
-async def test_authenticating_again_is_for_once_a_second_and_for_sessions_that_end(tmp_path: Path) -> None:
+async def test_reauthentication_is_limited_in_rate_and_to_expiring_sessions(tmp_path: Path) -> None:
     async with clients(tmp_path, 10_000) as connect:
         client = connect()
         await client.shake()

@@ -198,7 +198,7 @@ def test_any_token_is_refused_without_another_error(token: str, payload: bytes) 
             validator()(made)
 
 
-def test_nothing_of_a_token_is_shown() -> None:
+def test_errors_do_not_quote_the_token() -> None:
     token = signed(STRANGER, sub="somebody-secret")
     with pytest.raises(InvalidTokenError) as refused:
         validator()(token)

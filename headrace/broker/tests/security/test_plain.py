@@ -69,5 +69,5 @@ def test_any_bytes_are_refused(message: bytes) -> None:
         server.answer(message)
 
 
-def test_users_do_not_show_themselves() -> None:
+def test_the_repr_of_users_has_no_password() -> None:
     assert "secret" not in repr(USERS) + repr(vars(USERS))

@@ -182,7 +182,7 @@ def test_quota_buckets_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(20):
         quotas.used(Quota.PRODUCER, "ann", f"d{number}", 1)
         time.now += 1
-    assert quotas.used(Quota.PRODUCER, "ann", "debtor", 1) > 0, "what is owed is not forgotten"
+    assert quotas.used(Quota.PRODUCER, "ann", "debtor", 1) > 0, "the debt is not forgotten"
 
 
 def test_names_that_are_made_up_cost_no_search_each(monkeypatch: pytest.MonkeyPatch) -> None:

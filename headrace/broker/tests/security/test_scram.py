@@ -277,7 +277,7 @@ def test_no_pieces_of_messages_get_in(first: bytes, second: bytes) -> None:
     assert server.identity is None
 
 
-def test_a_credential_does_not_show_itself() -> None:
+def test_the_repr_of_a_credential_has_no_keys() -> None:
     shown = repr(USERS["ann"]) + str(USERS)
     assert "hidden" in shown
     assert repr(USERS["ann"].stored_key) not in shown

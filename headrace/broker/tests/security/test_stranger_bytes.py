@@ -209,7 +209,7 @@ async def talk_a_lot(tmp_path: Path, seed: int, rounds: int) -> tuple[int, int]:
 
 async def test_damaged_conversations_authenticate_no_client_and_raise_nothing(tmp_path: Path) -> None:
     whole, broken = await talk_a_lot(tmp_path, SEED, 1500)
-    assert whole == 500, "who says it right gets in"
+    assert whole == 500, "a correct conversation succeeds"
     assert broken > 20, "some of the damage is of no importance"
 
 

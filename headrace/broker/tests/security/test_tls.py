@@ -526,7 +526,9 @@ async def test_files_are_looked_at_by_themselves(tmp_path, monkeypatch, caplog) 
         ),
     ],
 )
-async def test_another_name_takes_the_place_only_if_it_may(tmp_path, new, setting, words) -> None:
+async def test_a_new_certificate_may_change_the_name_only_if_configured(
+    tmp_path, new, setting, words
+) -> None:
     for is_allowed in (False, True):
         async with running(tmp_path, **{setting: str(is_allowed).lower()}) as broker:
             replace_store(tmp_path, new.key_pem() + new.certificate_pem)

@@ -135,7 +135,7 @@ async def test_a_leader_verifies_transactional_writes_with_the_coordinator(
         assert await committed_values(routed, *PLACES[0]) == []  # type: ignore[arg-type]
 
 
-async def test_a_leader_that_is_away_gets_its_marker_when_it_is_back(tmp_path: Path) -> None:
+async def test_an_absent_leader_gets_its_marker_when_it_returns(tmp_path: Path) -> None:
     async with direct_cluster(tmp_path, 3, config=CONFIG) as cluster:
         routed = await spread(cluster)
         away = leader(cluster, "t", 1)
@@ -145,7 +145,7 @@ async def test_a_leader_that_is_away_gets_its_marker_when_it_is_back(tmp_path: P
             assert (await client.send([b"v"], *place)).error_code == ErrorCode.NONE
         await cluster.stop(away)
         await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 2)
-        assert await client.end(True) is ErrorCode.NONE, "it is decided, whoever is away"
+        assert await client.end(True) is ErrorCode.NONE, "it is decided, even if a broker is away"
         described = await routed.send(DescribeTransactionsRequest(transactional_ids=[client.name]))
         assert described.transaction_states[0].transaction_state == "PrepareCommit"
         await cluster.start(away, CONFIG)
@@ -159,7 +159,7 @@ async def test_a_leader_that_is_away_gets_its_marker_when_it_is_back(tmp_path: P
                 await asyncio.sleep(0.05)
 
 
-async def test_a_coordinator_that_is_started_again_ends_what_was_decided(tmp_path: Path) -> None:
+async def test_a_restarted_coordinator_completes_decided_transactions(tmp_path: Path) -> None:
     async with direct_cluster(tmp_path, 3, config=CONFIG) as cluster:
         routed = await spread(cluster)
         away = leader(cluster, "t", 1)

@@ -115,7 +115,7 @@ async def _t5_list_offsets(broker, client):
             assert (await broker.produce("a", build_batch([Record(None, b"v", (), stamp)]))).error_code == 0
     for level, wanted in [(0, [0, 1, 2, -1]), (1, [0, -1, -1, -1])]:
         found = [await latest(broker, level, timestamp=stamp) for stamp in (*stamps, 3_001)]
-        assert found == wanted, "what is not stable yet is not found"
+        assert found == wanted, "unstable records are not found"
     assert await latest(broker, 1, timestamp=-3) == -1
     assert await client.end(True) is ErrorCode.NONE
     assert [await latest(broker, 1, timestamp=stamp) for stamp in stamps] == [0, 1, 2]
@@ -183,7 +183,9 @@ async def _fencing(broker, client):
     assert await heir.init() is ErrorCode.NONE
     assert (await client.send([b"zombie"])).error_code == ErrorCode.INVALID_PRODUCER_EPOCH
     assert await client.end(True) is ErrorCode.PRODUCER_FENCED
-    assert await client.end(True, version=1) is ErrorCode.INVALID_PRODUCER_EPOCH, "what old clients know"
+    assert await client.end(True, version=1) is ErrorCode.INVALID_PRODUCER_EPOCH, (
+        "versions that old clients know"
+    )
     if client.version == TV1:
         assert await client.add(("a", 0)) == [ErrorCode.PRODUCER_FENCED]
     expected = dict(zip(("producer_id", "producer_epoch"), client.identity, strict=True))

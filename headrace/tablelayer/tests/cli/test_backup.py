@@ -123,7 +123,7 @@ def test_a_backup_has_all_records_up_to_its_cut_after_a_kill(serve, tmp_path: Pa
         writing.stop()
         clicks, _ = records_of(connection, "clicks")
         fruit, _ = records_of(connection, "default.fruit")
-    assert not list((data / "backup").iterdir()), "what a backup was made of is left"
+    assert not list((data / "backup").iterdir()), "files of the backup are left"
     served.stop(signal.SIGKILL)
 
     listed = [

@@ -117,7 +117,7 @@ async def test_a_backup_of_a_cluster_under_writes_is_whole(
         with await asyncio.to_thread(connect, address) as connection:
             clicks, _ = await asyncio.to_thread(records_of, connection, "clicks")
             fruit, _ = await asyncio.to_thread(records_of, connection, "default.fruit")
-        assert not list((tmp_path / "brokers").glob("*/backup/*")), "what a backup was made of is left"
+        assert not list((tmp_path / "brokers").glob("*/backup/*")), "files of the backup are left"
     (listed,) = [
         json.loads(line) for line in run("restore", str(target), "--list", "-o", "json").stdout.splitlines()
     ]

@@ -102,7 +102,7 @@ def test_a_command_is_let_in_by_a_file_by_the_environment_and_by_the_groups_opti
     ):
         assert run(*words).exit_code == 0, words
     refused = run("topics", "list", "--server", strict.address)
-    assert refused.exit_code == 1, "what an earlier command was given is forgotten"
+    assert refused.exit_code == 1, "options of an earlier command are forgotten"
     assert "if it requires authentication, configure it (security.protocol is PLAINTEXT)" in refused.stderr
     monkeypatch.setenv("HEADRACE_CONFIG", wrong)
     assert run("topics", "list").exit_code == 1

@@ -65,7 +65,9 @@ def operated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Operat
     told.close()
 
 
-def test_a_server_is_looked_after(operated: Operated, eventually: Callable[[Callable[[], Any]], Any]) -> None:
+def test_a_running_server_serves_its_operators(
+    operated: Operated, eventually: Callable[[Callable[[], Any]], Any]
+) -> None:
     """Told to systemd; health; a log that is moved away; levels that change; SIGHUP ends nothing."""
     assert "advertised PLAINTEXT broker.example:9192" in operated.server.ready
     ready = operated.heard()
@@ -116,7 +118,7 @@ def test_levels_of_loggers_are_changed_while_it_runs(headrace: Callable[..., Any
     )
 
 
-def test_a_supervisor_in_the_abstract_namespace_is_told_and_none_is_no_fault() -> None:
+def test_the_supervisor_is_notified_over_an_abstract_socket() -> None:
     name = f"headrace-test-{os.getpid()}-{os.urandom(4).hex()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
         told.settimeout(10)

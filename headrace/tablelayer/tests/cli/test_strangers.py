@@ -24,7 +24,7 @@ def hung_up_on(port: int, data: bytes) -> None:
             pass
 
 
-def test_strangers_cause_so_many_lines_of_each_kind_and_all_are_counted(serve, tmp_path: Path) -> None:
+def test_unauthenticated_clients_cause_a_bounded_number_of_log_lines(serve, tmp_path: Path) -> None:
     data = tmp_path / "data"
     server = serve("--listen", "127.0.0.1:0", "--data", str(data), "--metrics", "127.0.0.1:0")
     port = int(server.address.rpartition(":")[2])

@@ -155,7 +155,7 @@ async def test_replicas_answer_while_there_is_no_leader() -> None:
     assert (await brokers.look()).staleness_ms == 9
     assert brokers.whom == [ONE, LEADER, OTHER]
     await brokers.look()
-    assert brokers.whom[3:] == [ONE, OTHER], "who did not answer is asked last for a while"
+    assert brokers.whom[3:] == [ONE, OTHER], "a silent broker is asked last for a while"
     brokers.leader_id = -1
     brokers.forget_routes("default.t")
     await brokers.look()

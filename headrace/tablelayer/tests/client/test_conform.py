@@ -181,7 +181,7 @@ def test_data_frames_and_foreign_arrow():
     assert conform(dictionary, columns, table="t").to_pylist() == expected
 
 
-def test_nothing_is_no_error():
+def test_empty_input_is_accepted():
     columns = [column("a", "BIGINT", False)]
     assert conform([], columns, table="t").num_rows == 0
     assert conform(pa.table({"a": pa.array([], pa.int64())}), columns, table="t").num_rows == 0

@@ -50,7 +50,7 @@ def definition(tools):
     return StoredTable(TablePath("db", "t"), schema, bucket_count=1, table_id=tools.TABLE_ID)
 
 
-def test_no_kind_of_error_is_another():
+def test_kinds_of_errors_are_distinct():
     """`except ConnectionFailed` means that nothing was done."""
     assert issubclass(ConnectionLost, OutcomeUnknown)
     assert issubclass(RequestTimeout, OutcomeUnknown)
@@ -79,7 +79,7 @@ def three_attempts(monkeypatch):
 
 
 @pytest.mark.usefixtures("three_attempts")
-def test_an_unknown_outcome_is_not_forgotten_for_a_later_attempt_that_did_nothing(fake, tools):
+def test_an_unknown_outcome_outlasts_a_later_failed_attempt(fake, tools):
     """The first request was sent; then the server is gone, and the last attempt does not reach it."""
 
     async def scenario(ask, request, expected):
@@ -109,7 +109,7 @@ def test_an_unknown_outcome_is_not_forgotten_for_a_later_attempt_that_did_nothin
 
 
 @pytest.mark.usefixtures("three_attempts")
-def test_an_unknown_outcome_is_not_forgotten_for_an_answer_that_says_not_now(fake, tools):
+def test_an_unknown_outcome_outlasts_a_retriable_error(fake, tools):
     async def scenario():
         async with fake() as server:
             codes = iter([ErrorCode.REQUEST_TIMED_OUT])
@@ -146,7 +146,7 @@ def test_an_answer_that_makes_no_sense_leaves_the_outcome_unknown(fake, tools):
     tools.run(scenario())
 
 
-def test_a_write_that_is_under_way_when_its_connection_is_closed_may_have_been_done(fake, tools):
+def test_a_write_on_a_closed_connection_has_an_unknown_outcome(fake, tools):
     async def scenario():
         async with fake() as server:
             arrived = asyncio.Event()
@@ -174,7 +174,7 @@ def test_a_write_that_is_under_way_when_its_connection_is_closed_may_have_been_d
     tools.run(scenario())
 
 
-def test_rows_that_were_sent_and_then_cannot_be_are_not_called_unwritten(fake, tools):
+def test_rows_that_were_sent_once_are_not_reported_as_unwritten(fake, tools):
     async def scenario():
         async with fake() as server, await connect_async(server.address, QUICK) as connection:
 
@@ -189,7 +189,7 @@ def test_rows_that_were_sent_and_then_cannot_be_are_not_called_unwritten(fake, t
     tools.run(scenario())
 
 
-def test_the_servers_reason_reaches_the_caller_and_before_that_the_log(fake, tools, caplog, monkeypatch):
+def test_the_servers_reason_is_logged_and_raised(fake, tools, caplog, monkeypatch):
     """A full disk: the writer tries again until the deadline, as Kafka's producers do, and logs it."""
     monkeypatch.setattr("headrace.tablelayer.client.write.writer._WARN_AFTER_SECONDS", 0.1)
     reason = "the disk is full; free space"

@@ -92,7 +92,7 @@ def test_scram_takes_no_first_answer_that_is_wrong(challenge: bytes, complaint: 
         b"x=1",
     ],
 )
-def test_a_server_that_does_not_know_the_password_is_found_out(final: bytes) -> None:
+def test_a_server_without_the_password_is_detected(final: bytes) -> None:
     client = scram()
     client.answer(SERVER_FIRST)
     with pytest.raises(SaslError):
@@ -597,7 +597,7 @@ def test_a_renewed_certificate_is_shown_to_the_next_server(pki: Path, tmp_path: 
     assert tls.context() is not first
 
 
-def test_tls_and_plaintext_do_not_meet_and_say_so(fake: Any, tools: Any, impatient: Any, pki: Path) -> None:
+def test_a_mismatch_of_tls_and_plaintext_is_named(fake: Any, tools: Any, impatient: Any, pki: Path) -> None:
     async def scenario() -> None:
         async with fake() as server:
             with pytest.raises(ConnectionFailed, match="TLS"):
@@ -790,7 +790,7 @@ def test_a_token_is_got_for_an_id_and_a_secret(tools: Any) -> None:
         ("the token is gone", "not authorized to read t: the token is gone"),
     ],
 )
-def test_a_refusal_says_once_that_it_is_one_and_why(told: str | None, said: str) -> None:
+def test_a_refusal_names_its_reason_once(told: str | None, said: str) -> None:
     error = error_of(ErrorCode.TOPIC_AUTHORIZATION_FAILED, told, doing="read t")
     assert isinstance(error, KafkaError)
     assert error.message == said

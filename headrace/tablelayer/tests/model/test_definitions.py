@@ -617,7 +617,7 @@ def test_r9_functions_go_out_and_come_back_in_every_form():
         ({"table.statistics.columns": "{}"}, "column '{}' is nested, and has no statistics"),
     ],
 )  # fmt: skip
-def test_r20_3_a_nested_column_is_no_key_no_partition_no_version_no_time_and_no_number(use, reason, nested):
+def test_r20_3_a_nested_column_cannot_be_a_key_partition_version_time_or_number(use, reason, nested):
     given = {
         name: value.format(nested) if isinstance(value, str) else type(value)(v.format(nested) for v in value)
         for name, value in use.items()

@@ -437,7 +437,7 @@ def test_schemas_that_are_wrong_are_refused(text: str, reason: str) -> None:
         AvroSchema.parse(text)
 
 
-def test_a_column_that_can_be_no_field_is_refused() -> None:
+def test_a_column_without_an_avro_field_is_refused() -> None:
     with pytest.raises(TableError, match="column 'a-b': a field's name in Avro"):
         table("a-b INT", **RECORD)
     assert np.array(table("a_b INT", **RECORD).schema.names).tolist() == ["a_b"]

@@ -245,7 +245,7 @@ def test_r17_10_dates_and_times_come_as_objects_of_their_parts(
         ("TIMESTAMP_LTZ(6)", parts(*_LEAP, offsetSeconds=70_000), "is not a timestamp"),
     ],
 )
-def test_r17_10_parts_that_are_no_date_or_time_name_their_record(kind: str, value: Any, reason: str) -> None:
+def test_r17_10_malformed_date_parts_name_their_record(kind: str, value: Any, reason: str) -> None:
     definition = table(f"id BIGINT; v {kind}", ("id",), **DEBEZIUM)
     good = created({"id": 1})
     with pytest.raises(RowError, match=reason) as caught:
@@ -253,7 +253,7 @@ def test_r17_10_parts_that_are_no_date_or_time_name_their_record(kind: str, valu
     assert (caught.value.index, caught.value.column) == (1, "v")
 
 
-def test_r17_10_numbers_are_no_times_where_the_connector_writes_objects() -> None:
+def test_r17_10_numbers_are_not_times_where_the_connector_writes_objects() -> None:
     options = {**DEBEZIUM, "table.kafka.debezium.time-precision-mode": "structured"}
     with pytest.raises(RowError, match="is 'structured'"):
         from_kafka(records(created({"id": 1, "v": 5})), table("id BIGINT; v TIMESTAMP(3)", **options))
@@ -475,7 +475,7 @@ def test_r17_10_flattened_deletes(key: Any, path: str | None) -> None:
     assert written.change_types.tolist() == [AFTER, *[DELETE] * 5, AFTER, DELETE]
 
 
-def test_r17_10_a_deleted_field_that_is_a_column_or_is_not_wanted_is_no_delete() -> None:
+def test_r17_10_a_deleted_field_that_is_a_column_or_is_disabled_does_not_delete() -> None:
     row = {"id": 7, "__deleted": "true", "__op": "d"}
     column = table("id BIGINT; __deleted STRING; __op STRING", ("id",))
     assert from_kafka(records((None, row)), column).rows.to_pylist() == [row]

@@ -148,7 +148,7 @@ async def test_a_batch_that_was_broken_off_is_completed_by_its_repetition(tmp_pa
 
         monkeypatch.setattr(RemoteBucket, "log_prepared", broken)
         answer = await table.broker.produce("default.t", identified(rows, 0), partition=mine)
-        assert answer.error_code == ErrorCode.KAFKA_STORAGE_ERROR, "which clients repeat"
+        assert answer.error_code == ErrorCode.KAFKA_STORAGE_ERROR, "clients repeat it"
         assert 0 < len(await all_rows(opened)) < 40
         monkeypatch.undo()
         answer = await table.broker.produce("default.t", identified(rows, 0), partition=mine)
@@ -262,7 +262,7 @@ async def test_held_rows_without_a_request_are_released(tmp_path, monkeypatch) -
         assert (await table.broker.send(m.LogRowsRequest(ticket=second.ticket, release=True))).error_code == 0
         third = await table.broker.send(request)
         logged = await table.broker.send(m.LogRowsRequest(ticket=third.ticket))
-        assert (logged.error_code, logged.base_offset) == (0, 0), "of the others nothing is there"
+        assert (logged.error_code, logged.base_offset) == (0, 0), "the other rows are not there"
 
 
 async def test_a_waiting_request_fails_when_its_rows_are_lost_with_the_leader(tmp_path) -> None:
@@ -377,7 +377,7 @@ async def test_rows_that_several_brokers_have_staged_are_committed_once_and_as_a
             assert await spread.rows() == ALL
         for leader, table in spread.opened.items():
             again = await stage(table, 0, "late", {spread.leaders.index(leader): [[{"n": 5}]]})
-            assert (again.error_code, again.decided) == (0, True), "whoever has decided"
+            assert (again.error_code, again.decided) == (0, True), "for any deciding broker"
         assert await spread.stage(1, "b", EACH) == [0] * BUCKETS
         assert (await commit(spread.deciding, 1, {"b": EACH})).error_code == 0
         assert await spread.rows() == {bucket: 2 * values for bucket, values in ALL.items()}
@@ -391,7 +391,7 @@ async def test_rows_that_several_brokers_have_staged_are_committed_once_and_as_a
             left = sorted((tmp_path / str(number)).rglob("*.0")) + sorted(
                 (tmp_path / str(number)).rglob("b.*")
             )
-            assert not [path for path in left if "staged" in path.parts], "nobody keeps what is committed"
+            assert not [path for path in left if "staged" in path.parts], "no broker keeps committed rows"
 
 
 async def test_a_commit_that_was_broken_off_is_completed_with_the_same_rows(tmp_path, monkeypatch) -> None:

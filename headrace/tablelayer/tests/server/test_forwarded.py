@@ -70,12 +70,12 @@ def test_rows_of_another_broker_are_read() -> None:
         {"kept": [m.KeptCells(column=99, cells=b"\1\0")]},
     ],
 )
-def test_rows_that_are_none_are_refused(changes: dict[str, Any]) -> None:
+def test_malformed_forwarded_rows_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(DecodeError):
         rows_of(sent(**changes), SCHEMA)
 
 
-async def test_a_decision_that_is_none_is_refused(tmp_path: Path) -> None:
+async def test_a_malformed_decision_is_refused(tmp_path: Path) -> None:
     decided = Ledger("w", 1, 0, ("a",), 0, 1000, 0)
     async with tables(tmp_path) as made:
         table = await made.create("k INT", name="t")

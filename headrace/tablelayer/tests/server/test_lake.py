@@ -113,7 +113,7 @@ async def test_a_round_that_could_not_be_noted_was_not_given(time: Time) -> None
         await rounds.begin("a", [orders()], force=True)
     store.full = False
     granted = await rounds.begin("b", [orders()], force=True)
-    assert granted is not None, "nobody has it"
+    assert granted is not None, "no worker has it"
     rounds.heartbeat(*granted)
 
 

@@ -169,7 +169,7 @@ async def test_old_changes_of_a_primary_key_table_are_in_remote_storage(tmp_path
         table = await keyed(made)
         partition = table.partition
         await tend(made, table)
-        assert partition.log.local_start_offset == 0, "what the store would replay is gone"
+        assert partition.log.local_start_offset == 0, "the records to replay are gone"
         before = await table.changelog()
         past = partition.high_watermark // 2
         then = await table.state(as_of=past)

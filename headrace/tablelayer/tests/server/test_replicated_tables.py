@@ -192,7 +192,7 @@ async def test_a_log_table_goes_on_where_its_leader_ended(tmp_path: Path) -> Non
         await cluster.stop(stopped)
         next_table = await led(cluster, table, {1, 2, 3} - {stopped})
         again = await patiently(lambda: next_table.append([{"k": 2, "v": 1}], **WRITER, base_sequence=2))
-        assert (again.base_offset, again.end_offset) == (2, 3), "what the leader before had taken"
+        assert (again.base_offset, again.end_offset) == (2, 3), "rows accepted by the previous leader"
         more = await patiently(lambda: next_table.append([{"k": 3, "v": 1}], **WRITER, base_sequence=3))
         assert more.end_offset == 4
         assert [row["k"] for _, row in await next_table.changelog()] == [0, 1, 2, 3]
@@ -480,7 +480,7 @@ async def test_a_table_that_was_dropped_while_a_broker_was_down_leaves_nothing_t
         assert (tables / str(made.table_id) / "0").is_dir()
         await cluster.start(away)
         assert not (tables / str(made.table_id)).exists()
-        assert (tables / str(other.table_id) / "0").is_dir(), "of another table"
+        assert (tables / str(other.table_id) / "0").is_dir(), "it belongs to another table"
 
 
 async def test_a_standby_whose_log_is_cut_leaves_file_removal_to_a_thread(
@@ -571,7 +571,7 @@ async def test_staged_rows_are_committed_by_the_current_leader(tmp_path: Path) -
         await cluster.start(away)
         await in_sync(cluster, {1, 2, 3})
         more: Chunks = {0: [[{"n": 3}], [{"n": 4}]]}
-        assert (await stage(table, 0, "b", more)).error_code == 0, "who was away gets what it has missed"
+        assert (await stage(table, 0, "b", more)).error_code == 0, "the returned replica gets missed rows"
         await cluster.stop(first)
         await cluster.stop(stays)
         table = Table(cluster.brokers[away], made.definition)

@@ -58,7 +58,7 @@ def test_a_damaged_row_of_a_message_is_a_decode_error(
 
 @settings(max_examples=60, deadline=None)
 @given(batches(max_rows=2), st.data())
-def test_bytes_that_are_no_row_never_give_a_message_that_is_not_sound(
+def test_malformed_rows_never_give_an_invalid_message(
     drawn: tuple[Schema, pa.RecordBatch], data: st.DataObject
 ) -> None:
     schema, batch = drawn

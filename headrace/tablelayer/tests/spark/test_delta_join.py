@@ -195,7 +195,7 @@ def expected(left: Memory, right: Memory, how: str) -> dict[tuple[Any, ...], tup
     return result
 
 
-def test_tables_that_cannot_be_joined_so_are_named() -> None:
+def test_tables_that_a_delta_join_cannot_join_are_named() -> None:
     other = TableDefinition(
         TablePath("db", "o"), Schema.of([("k", INT), ("v", STRING)], ["k"]), bucket_count=1
     )
@@ -250,7 +250,7 @@ def test_on_takes_one_name_or_several_that_are_equal_and_reads_no_text_as_its_le
     assert asked == [{"id": "id"}] * 3 + [{"id": "nr"}]
 
 
-def test_a_lookup_join_reads_on_so_too() -> None:
+def test_a_lookup_join_accepts_pairs_of_names() -> None:
     definition = CUSTOMERS
     admin = SimpleNamespace(describe_table=lambda _: definition)
     with patch("headrace.tablelayer.spark.lookups.connection", lambda _: SimpleNamespace(admin=admin)):

@@ -134,7 +134,7 @@ def test_r18_3_a_stream_reads_added_partitions_and_ends_dropped_ones(
     assert followed.batch() == [("c", 1, 1, "+I")], "a partition of this name, and another one"
     steady = followed.committed
     assert followed.batch() == []
-    assert followed.committed == steady, "nothing new is no new position"
+    assert followed.committed == steady, "the position does not change without new rows"
     client.admin.drop_table(table.path)
     client.execute(f"CREATE TABLE {table.path.table} {PK}")
     with pytest.raises(TableError, match="dropped and created again"):

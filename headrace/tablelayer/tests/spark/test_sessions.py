@@ -79,7 +79,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return found
 
 
-def test_a_session_is_local_if_nothing_says_where_it_runs(chosen: dict[str, Any]) -> None:
+def test_a_session_without_a_master_is_local(chosen: dict[str, Any]) -> None:
     session("app", cores=3)
     assert chosen["kind"] == "_local"
     assert chosen["arguments"][1:3] == (3, "1g")
@@ -95,7 +95,7 @@ def test_a_session_is_local_if_nothing_says_where_it_runs(chosen: dict[str, Any]
         ("_connected", {}, {"SPARK_REMOTE": "sc://h"}),
     ],
 )
-def test_a_session_runs_where_it_is_said(
+def test_a_session_runs_on_the_configured_master(
     chosen: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
@@ -110,7 +110,7 @@ def test_a_session_runs_where_it_is_said(
         session("app", cores=2, **named)
 
 
-def test_the_file_of_defaults_says_where_a_session_runs(
+def test_the_file_of_defaults_sets_the_master_of_a_session(
     chosen: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "spark-defaults.conf").write_text("spark.master spark://h:7077\n")
