@@ -242,6 +242,7 @@ class Session:
             return carry_out(self, statement)
         done = define(self._connection.admin, statement)
         if done is not None:
+            self._writes.forget()
             return Answer(text=done)
         if isinstance(statement, (Grant, Revoke, ShowGrants, CreateUser, AlterUser, DropUser, ShowUsers)):
             from headrace.tablelayer.sql.rights import run_rights

@@ -4,6 +4,9 @@ INSERT upserts or appends; INSERT OVERWRITE is in `overwrite`. UPDATE and DELETE
 (does the row exist?) and one write. All others find their rows by a query and write them by key. An UPDATE writes only
 the columns that it sets, in existing rows, so that it does not undo simultaneous writes of other clients. Rows of a
 query are written as they arrive. If a row does not fit, the rows before it are written, and the error says how many.
+
+A statement of one row is a single request if its table is known from an earlier statement. The server refuses it if the
+table was altered since, and the statement runs again the general way; and it counts the rows that existed.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.protocol.errors import KafkaError
-from headrace.tablelayer.client import Connection, DataError, Table, stopping
+from headrace.tablelayer.client import Connection, DataError, OutcomeUnknown, Table, stopping
 from headrace.tablelayer.client.write.conform import conform
 from headrace.tablelayer.client.write.definitions import definition_of
 from headrace.tablelayer.model.ddl import (
@@ -35,6 +38,7 @@ from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.json.python_values import python_value
 from headrace.tablelayer.model.options.table_options import DeleteBehavior
 from headrace.tablelayer.model.schema.schema import Column
+from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.sql.answer import Answer
 from headrace.tablelayer.sql.assign import Assignment
@@ -65,6 +69,8 @@ class Writes:
         self._analyze = analyze
         self._files = files
         self._open: dict[TablePath, Table] = {}
+        self._refused: dict[TablePath, StoredTable] = {}
+        """Definitions by which the server has refused a write."""
         self.written_count = 0
         """Rows that the running statement has written so far. Another thread may read it."""
 
@@ -72,14 +78,20 @@ class Writes:
     def _table(self, path: TablePath) -> Iterator[Table]:
         """Context of a table as it is now. It stays open for the next statement, with its producer id."""
         definition = self._connection.admin.describe_table(path)
-        table = self._open.pop(path, None)  # another thread does not use it meanwhile
+        table = self._open.pop(path, None)
         if table is not None and table.definition != definition:
             table.close()
             table = None
         if table is None:
             table = self._connection.open_table(definition)
-        try:
+        with self._in_use(path, table):
             yield table
+
+    @contextmanager
+    def _in_use(self, path: TablePath, table: Table) -> Iterator[None]:
+        """Context in which another thread does not get this open table."""
+        try:
+            yield
         finally:
             unused = self._open.pop(path, None)
             self._open[path] = table
@@ -88,11 +100,36 @@ class Writes:
             if unused is not None:
                 unused.close()
 
+    def _at_once(self, path: TablePath, write: Callable[[Table], int | None]) -> int | None:
+        """Return the count of a `checked` write of one row to a table that is known. None: nothing was written."""
+        table = self._open.pop(path, None)
+        if table is None:
+            return None
+        with self._in_use(path, table):
+            definition = table.definition
+            if definition.is_partitioned or self._refused.get(path) is definition:
+                return None
+            try:
+                return write(table)
+            except (TableError, DataError) as error:  # perhaps only because the definition is old
+                if isinstance(error, TableError) and error.code is TableErrorCode.SCHEMA_CHANGED:
+                    self._refused = {path: definition}
+                return None
+
+    def forget(self) -> None:
+        """Ask for the definition of each table again before it is written to."""
+        while self._open:
+            self._open.popitem()[1].close()
+
     def insert(self, statement: Insert) -> int:
+        if len(statement.rows) == 1 and statement.replaced is None:
+            count = self._at_once(statement.path, lambda table: self._insert(table, statement, checked=True))
+            if count is not None:
+                return count
         with self._table(statement.path) as table:
             return self._insert(table, statement)
 
-    def _insert(self, table: Table, statement: Insert) -> int:
+    def _insert(self, table: Table, statement: Insert, *, checked: bool = False) -> int:
         names = _names(table, statement.columns, statement.replaced)
         for values in statement.rows:
             if len(values) != len(names):
@@ -122,7 +159,7 @@ class Writes:
         if statement.replaced is not None:
             return Overwrite(table, statement.replaced).by([rows])
         try:
-            self.rows(table, rows, names, named=statement.columns is not None)
+            self.rows(table, rows, names, named=statement.columns is not None, checked=checked)
         except stopping.Stopped as error:
             error.add_note(f"{count_text(len(rows), 'may be written')}")
             raise
@@ -152,15 +189,19 @@ class Writes:
             for index, (sql, column) in enumerate(listed)
         }
 
-    def rows(self, table: Table, rows: Any, names: Sequence[str], *, named: bool = False) -> None:
-        """Write rows with these columns. If the statement has `named` them, the other columns keep their values."""
+    def rows(
+        self, table: Table, rows: Any, names: Sequence[str], *, named: bool = False, checked: bool = False
+    ) -> None:
+        """Write rows with these columns. If the statement has `named` them, the other columns keep their values.
+        `checked` as with `Table.append`.
+        """
         definition = table.definition
         if not definition.is_primary_key_table:
-            table.append(rows)
+            table.append(rows, checked=checked)
         elif definition.takes_some_columns and (named or len(names) < len(definition.schema.names)):
-            table.partial(rows, names)
+            table.partial(rows, names, checked=checked)
         else:
-            table.upsert(rows)
+            table.upsert(rows, checked=checked)
 
     def insert_select(self, statement: InsertSelect) -> int:
         """Write the rows of a query. If it reads the table itself, all rows are read before the first is written."""
@@ -272,10 +313,20 @@ class Writes:
         """Carry out UPDATE. `require` raises if the right is missing, which a write that finds no row does not show."""
         if statement.key is None:
             require()
+        else:
+
+            def write(table: Table) -> int | None:
+                assignments, computed = self._assignments(table, statement)
+                return None if computed else self._changed(table, statement.key, assignments, require)
+
+            count = self._at_once(statement.path, write)
+            if count is not None:
+                return count
         with self._table(statement.path) as table:
             return self._update(table, statement, require)
 
-    def _update(self, table: Table, statement: Update, require: Callable[[], None]) -> int:
+    def _assignments(self, table: Table, statement: Update) -> tuple[dict[str, Any], dict[str, Expression]]:
+        """Return the values of an UPDATE by column, and those among them that are worked out of each row."""
         schema = table.definition.schema
         _must_have_key(table, "UPDATE")
         columns = schema.select(list(statement.assignments))
@@ -294,6 +345,37 @@ class Writes:
                 "cannot change its rows; INSERT a whole row",
             )
         computed = {name: value for name, value in assignments.items() if isinstance(value, Expression)}
+        return assignments, computed
+
+    def _changed(
+        self,
+        table: Table,
+        key: Mapping[str, Any] | None,
+        assignments: Mapping[str, Any] | None,
+        require: Callable[[], None],
+    ) -> int | None:
+        """Change the row with a key (no assignments: delete it) by one request, and return the number of rows that were
+        there. None if that is not possible: the key is not a whole one, or a merge engine decides.
+        """
+        if table.definition.settings.merge_engine is not None or not _is_whole_key(table, key):
+            return None
+        assert key is not None
+        with _of_one_row(require):
+            if assignments is None:
+                done = table.delete([key], checked=True)
+            else:
+                row = {**key, **assignments}
+                done = table.partial([row], list(row), only_existing=True, checked=True)
+        if done.logged_count is None:
+            raise OutcomeUnknown(
+                f"{table.path}: the change was made, if there was such a row, which is not known"
+            )
+        return int(done.logged_count > 0)
+
+    def _update(self, table: Table, statement: Update, require: Callable[[], None]) -> int:
+        schema = table.definition.schema
+        assignments, computed = self._assignments(table, statement)
+        columns = schema.select(list(assignments))
         if not computed and _is_whole_key(table, statement.key):
             assert statement.key is not None
             with _of_one_row(require):
@@ -337,16 +419,20 @@ class Writes:
         """Carry out DELETE; `require` as for `update`."""
         if statement.key is None:
             require()
+        else:
+
+            def write(table: Table) -> int | None:
+                _must_delete(table)
+                return self._changed(table, statement.key, None, require)
+
+            count = self._at_once(statement.path, write)
+            if count is not None:
+                return count
         with self._table(statement.path) as table:
             return self._delete(table, statement, require)
 
     def _delete(self, table: Table, statement: Delete, require: Callable[[], None]) -> int:
-        _must_have_key(table, "DELETE")
-        if table.definition.settings.delete_behavior is DeleteBehavior.IGNORE:
-            raise TableError(
-                TableErrorCode.INVALID_STATEMENT,
-                f"{table.path} ignores deletes: 'table.delete.behavior' is 'IGNORE'",
-            )
+        _must_delete(table)
         primary_key = list(table.definition.schema.primary_key)
         if _is_whole_key(table, statement.key):
             assert statement.key is not None
@@ -471,6 +557,16 @@ def _must_have_key(table: Table, verb: str) -> None:
         raise TableError(
             TableErrorCode.NOT_A_PRIMARY_KEY_TABLE,
             f"{table.path} is a log table: its rows cannot be changed by {verb}",
+        )
+
+
+def _must_delete(table: Table) -> None:
+    """Raise TableError for a table whose rows cannot be deleted."""
+    _must_have_key(table, "DELETE")
+    if table.definition.settings.delete_behavior is DeleteBehavior.IGNORE:
+        raise TableError(
+            TableErrorCode.INVALID_STATEMENT,
+            f"{table.path} ignores deletes: 'table.delete.behavior' is 'IGNORE'",
         )
 
 

@@ -37,12 +37,15 @@ class WriteMode:
     """The options of a write that hold for all of its rows.
 
     They are the columns that the rows have (None: all), whether the rows replace existing ones instead of being merged
-    by the table's merge engine, and whether they only change existing rows.
+    by the table's merge engine, and whether they only change existing rows. With a `definition_digest` the server
+    refuses them if the table has another definition; `counted` asks it for the number of rows in the changelog.
     """
 
     target_columns: tuple[int, ...] | None = None
     overwrite: bool = False
     update: bool = False
+    definition_digest: int = 0
+    counted: bool = False
 
     @property
     def number(self) -> int:
@@ -60,6 +63,7 @@ class Batch:
     """One encoded batch for one bucket, and the future of its end offset.
 
     `sequence_count` is the number of sequence numbers that it uses. `unknown`: an attempt ended without an answer.
+    `logged_count`: number of its rows in the changelog; -1 if it is not known.
     """
 
     bucket: int
@@ -74,6 +78,7 @@ class Batch:
     unknown: bool = False
     last_error: Exception | None = None
     again: bool = False
+    logged_count: int = -1
 
     @property
     def sequence_count(self) -> int:

@@ -43,7 +43,7 @@ from headrace.tablelayer.client.write.lane import WHOLE_ROWS, Batch, Identity, L
 from headrace.tablelayer.client.write.pieces import pieces, slabs
 from headrace.tablelayer.client.write.split import Spread, buckets_of, split_by_bucket
 from headrace.tablelayer.model.batches.batch import encode_arrow_batch
-from headrace.tablelayer.model.errors import TableError
+from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.messages.write import (
     AppendRowsRequest,
     AppendRowsResponse,
@@ -57,6 +57,8 @@ from headrace.tablelayer.model.table.definition import StoredTable
 logger = logging.getLogger("headrace.client")
 
 _REQUEST_SIZE = 8 << 20
+_CHECKED_SINCE = 1
+"""Version of requests from which a server checks the definition that rows were made for."""
 _SLAB_SIZE = 32 << 20
 _FEW_ROWS, _FEW_BYTES = 16, 16 << 10
 """Maximum size of rows whose encoding is faster than handing it to a thread."""
@@ -83,12 +85,14 @@ class WriteResult:
     """The result of a write: the number of rows, and for each bucket the offset after its last changelog row.
 
     A reader of the changelog that has reached `end_offsets` has seen the write. A partitioned table has them in
-    `partition_end_offsets`, by partition.
+    `partition_end_offsets`, by partition. `logged_count` is the number of rows in the changelog, for `checked` changes
+    of existing rows; None for other writes, and if it is not known.
     """
 
     row_count: int
     end_offsets: dict[int, int] = field(default_factory=dict)
     partition_end_offsets: dict[str, dict[int, int]] = field(default_factory=dict)
+    logged_count: int | None = None
 
 
 CHANGE_COLUMN = "\0change"
@@ -206,7 +210,10 @@ class Writer:
         end_offsets: dict[int, int] = {}
         for batch in batches:
             end_offsets[batch.bucket] = max(end_offsets.get(batch.bucket, 0), batch.done.result())
-        return WriteResult(row_count, end_offsets)
+        counts = [batch.logged_count for batch in batches]
+        return WriteResult(
+            row_count, end_offsets, logged_count=sum(counts) if min(counts, default=-1) >= 0 else None
+        )
 
     async def close(self) -> None:
         """Stop sending. Unsent writes raise ConnectionFailed, sent ones OutcomeUnknown."""
@@ -460,6 +467,7 @@ class Writer:
                 self._lanes[batch.bucket].succeeded(batch)
                 self._failing.pop(batch.bucket, None)
                 self._count(batch)
+                batch.logged_count = answer[3]
                 self._finish(batch, answer[2])
             else:
                 if is_stale_route(error):
@@ -504,21 +512,34 @@ class Writer:
 
     async def _send(
         self, leader: int, mode: WriteMode, batches: list[Batch]
-    ) -> dict[int, tuple[int, str | None, int]]:
-        """Send one request and return its answers by bucket: (error code, message, end offset)."""
+    ) -> dict[int, tuple[int, str | None, int, int]]:
+        """Send one request and return its answers by bucket: (error code, message, end offset, number of rows in the
+        changelog).
+        """
         acks, deadline = self._config.required_acks, Deadline(self._config.request_timeout_ms)
         patience_ms = (min(batch.deadline_at for batch in batches) - self._now()) * 1000
         timeout_ms = max(1, int(_SERVER_SHARE * min(self._config.request_timeout_ms, patience_ms)))
         table_id = self._routes.table_id
         connection = await self._cluster.connection(leader, _WRITE_CHANNEL)
         answer: AppendRowsResponse | PutRowsResponse
-        if self._definition.is_primary_key_table:
+        keyed = self._definition.is_primary_key_table
+        if mode.definition_digest and (
+            connection.version_for(PutRowsRequest if keyed else AppendRowsRequest) < _CHECKED_SINCE
+        ):
+            raise TableError(
+                TableErrorCode.SCHEMA_CHANGED,
+                f"{connection.host}:{connection.port} is older than this client and cannot check that {self._topic} "
+                "is unchanged",
+            )
+        if keyed:
             put = PutRowsRequest(
                 table_id=table_id,
                 acks=acks,
                 timeout_ms=timeout_ms,
                 target_columns=None if mode.target_columns is None else list(mode.target_columns),
                 write_mode=mode.number,
+                definition_digest=mode.definition_digest,
+                counted=mode.counted,
                 buckets=[WriteBucket(bucket=batch.bucket, batch=batch.data) for batch in batches],
             )
             answer = await connection.request(put, PutRowsResponse, timeout_ms=deadline.remaining_ms)
@@ -527,14 +548,15 @@ class Writer:
                 table_id=table_id,
                 acks=acks,
                 timeout_ms=timeout_ms,
+                definition_digest=mode.definition_digest,
                 buckets=[WriteBucket(bucket=batch.bucket, batch=batch.data) for batch in batches],
             )
             answer = await connection.request(append, AppendRowsResponse, timeout_ms=deadline.remaining_ms)
         error = error_of(answer.error_code, answer.error_message, doing=f"write to {self._topic}")
         if error is not None:
-            return {batch.bucket: (answer.error_code, answer.error_message, -1) for batch in batches}
+            return {batch.bucket: (answer.error_code, answer.error_message, -1, -1) for batch in batches}
         return {
-            entry.bucket: (entry.error_code, entry.error_message, entry.end_offset)
+            entry.bucket: (entry.error_code, entry.error_message, entry.end_offset, entry.logged_count)
             for entry in answer.buckets
         }
 

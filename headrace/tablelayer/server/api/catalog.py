@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Final
 from uuid import UUID
 
 from headrace.broker.requests.declaration import RequestContext
@@ -13,27 +12,24 @@ from headrace.protocol.errors import KafkaError
 from headrace.tablelayer.model.errors import TableError
 from headrace.tablelayer.model.messages import catalog as m
 from headrace.tablelayer.model.options.table_options import TableOptions
-from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.table.partitions import plan_partitions
 from headrace.tablelayer.model.table.path import TablePath
+from headrace.tablelayer.server.api.definition_texts import DefinitionTexts
 from headrace.tablelayer.server.catalog.catalog import Catalog
 from headrace.tablelayer.server.rights.table_rights import TableRights
 from headrace.tablelayer.server.services import Services
 
 logger = logging.getLogger("headrace.tables")
 
-_TEXTS_MAX: Final = 256
-_TEXT_LENGTH_MAX: Final = 64 << 10
-"""Maximum length of a definition that is kept in JSON."""
-
 
 class CatalogHandlers:
-    def __init__(self, services: Services, catalog: Catalog, rights: TableRights) -> None:
+    def __init__(
+        self, services: Services, catalog: Catalog, rights: TableRights, texts: DefinitionTexts
+    ) -> None:
         self._services = services
         self._catalog = catalog
         self._rights = rights
-        self._texts: dict[UUID, tuple[StoredTable, str]] = {}
-        """Definitions in JSON, by table: statements ask for them one after the other."""
+        self._texts = texts
 
     async def create_database(
         self, context: RequestContext, request: m.CreateDatabaseRequest
@@ -146,14 +142,7 @@ class CatalogHandlers:
         path = TablePath(request.database, request.table)
         self._rights.require(context, Operation.DESCRIBE, path)
         definition = self._catalog.by_path(path)
-        known = self._texts.get(definition.table_id)
-        if known is not None and known[0] is definition:
-            return m.DescribeTableResponse(table_id=definition.table_id, definition=known[1])
-        text = await self._services.run(definition.to_json)
-        if len(self._texts) >= _TEXTS_MAX:
-            self._texts.clear()
-        if len(text) <= _TEXT_LENGTH_MAX:
-            self._texts[definition.table_id] = definition, text
+        text = await self._texts.text(definition)
         return m.DescribeTableResponse(table_id=definition.table_id, definition=text)
 
     async def alter_table(

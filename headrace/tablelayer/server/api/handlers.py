@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from headrace.tablelayer.server.api.catalog import CatalogHandlers
 from headrace.tablelayer.server.api.copies import CopyHandlers
+from headrace.tablelayer.server.api.definition_texts import DefinitionTexts
 from headrace.tablelayer.server.api.forwarded import ForwardedHandlers
 from headrace.tablelayer.server.api.lake import LakeHandlers
 from headrace.tablelayer.server.api.loads import LoadHandlers
@@ -42,11 +43,11 @@ class Handlers:
         rights: TableRights,
         grants: ColumnGrants,
     ) -> None:
-        targets = Targets(catalog, rights)
-        self.catalog = CatalogHandlers(services, catalog, rights)
+        targets, texts = Targets(catalog, rights), DefinitionTexts(services)
+        self.catalog = CatalogHandlers(services, catalog, rights, texts)
         gone = GonePartitionsStore(services.context.store)
         self.partitions = PartitionHandlers(catalog, rights, lake, gone)
-        self.write = WriteHandlers(targets)
+        self.write = WriteHandlers(targets, texts)
         self.read = ReadHandlers(services, targets, scans)
         self.forwarded = ForwardedHandlers(services)
         self.copies = CopyHandlers(services)

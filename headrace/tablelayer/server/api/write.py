@@ -12,18 +12,20 @@ from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.messages import write as m
 from headrace.tablelayer.model.table.definition import StoredTable
+from headrace.tablelayer.server.api.definition_texts import DefinitionTexts
 from headrace.tablelayer.server.api.each_bucket import each_bucket, refuse
 from headrace.tablelayer.server.api.targets import Bucket, Targets, check_key_table
 from headrace.tablelayer.server.bucket.key_bucket import KeyBucket
 from headrace.tablelayer.server.bucket.log_bucket import LogBucket
-from headrace.tablelayer.server.merge.writes import check_overwritable
+from headrace.tablelayer.server.merge.writes import Writer, check_overwritable, write_header
 
 Answer = TypeVar("Answer", m.AppendRowsResponse, m.PutRowsResponse)
 
 
 class WriteHandlers:
-    def __init__(self, targets: Targets) -> None:
+    def __init__(self, targets: Targets, texts: DefinitionTexts) -> None:
         self._targets = targets
+        self._texts = texts
 
     async def append(
         self, context: RequestContext, request: m.AppendRowsRequest
@@ -49,6 +51,8 @@ class WriteHandlers:
     async def _put(self, context: RequestContext, request: m.PutRowsRequest) -> m.PutRowsResponse:
         definition = self._targets.written(context, request.table_id)
         check_key_table(definition)
+        if request.counted:
+            self._targets.check_keys(context, definition)
         targets = None if request.target_columns is None else tuple(request.target_columns)
         if request.write_mode not in (m.WRITE_MODE_MERGE, m.WRITE_MODE_OVERWRITE, m.WRITE_MODE_UPDATE):
             raise TableError(TableErrorCode.INVALID_ROW, f"write mode {request.write_mode} does not exist")
@@ -85,6 +89,9 @@ class WriteHandlers:
             raise KafkaError(
                 ErrorCode.INVALID_REQUIRED_ACKS, f"acks={acks} is not valid: use 0, 1 or -1 (all)"
             )
+        digest = request.definition_digest
+        is_stale = digest != 0 and digest != await self._texts.digest(definition)
+        is_counted = isinstance(request, m.PutRowsRequest) and request.counted
 
         async def one(part: m.WriteBucket) -> m.WrittenBucket:
             answer = m.WrittenBucket(bucket=part.bucket)
@@ -92,6 +99,11 @@ class WriteHandlers:
                 if part.batch is None:
                     raise KafkaError(ErrorCode.INVALID_RECORD, "there is no batch")
                 bucket = self._targets.bucket(definition, part.bucket, kind)
+                if is_stale and bucket.repeated(Writer.of(write_header(part.batch))) is None:
+                    raise TableError(
+                        TableErrorCode.SCHEMA_CHANGED,
+                        f"table {definition.path} was altered after the writer asked for its definition",
+                    )
                 if acks == -1:
                     self._targets.check_replicas(definition, bucket)
                 info = await write(bucket, part.batch)
@@ -99,6 +111,8 @@ class WriteHandlers:
                 refuse(answer, error, definition, part.bucket)
             else:
                 answer.base_offset, answer.end_offset = info.base_offset, info.last_offset + 1
+                if is_counted:
+                    answer.logged_count = bucket.logged_count(info)
             return answer
 
         if len(request.buckets) == 1:

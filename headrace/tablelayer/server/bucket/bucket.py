@@ -20,10 +20,11 @@ from headrace.broker.log.partition_log import AppendInfo
 from headrace.broker.partitions.hooks import FetchedRecords
 from headrace.protocol.errors import DecodeError, ErrorCode, KafkaError
 from headrace.protocol.one_line import one_line
-from headrace.protocol.records.header import BatchHeader, verify_crc
+from headrace.protocol.records.header import BatchHeader, read_header, verify_crc
 from headrace.protocol.records.small import read_small
 from headrace.tablelayer.model.avro.schema import schema_text
 from headrace.tablelayer.model.avro.write import Frame
+from headrace.tablelayer.model.batches.batch import PREFIX_SIZE
 from headrace.tablelayer.model.errors import RowError, TableError
 from headrace.tablelayer.model.options.kafka_formats import AvroSchemaPlace, KafkaValueFormat
 from headrace.tablelayer.model.options.table_options import UnknownFields
@@ -203,6 +204,16 @@ class TableBucket:
         if writer.producer_id == -1:
             return None
         return self.partition.log.check_producer(writer.header())
+
+    def logged_count(self, info: AppendInfo) -> int:
+        """Return the number of rows that a batch has in the log; -1 if it cannot be read from a local segment."""
+        try:
+            found = self.partition.log.read(info.base_offset, 1, up_to=info.last_offset + 1)
+            if found.region is None or found.start_offset != info.base_offset:
+                return -1
+            return read_header(found.region.read_at(0, PREFIX_SIZE)).record_count
+        except (KafkaError, DecodeError, OSError):
+            return -1
 
     def retention_floor(self) -> int | None:
         """Return the offset from which the lake lacks records; nothing from there on may be deleted. None without a

@@ -193,6 +193,19 @@ async def test_by_id_a_table_that_may_not_be_seen_is_not_there(tmp_path: Path, a
         assert await table.count() in (2, 3)
 
 
+async def test_a_write_that_counts_existing_rows_needs_the_right_to_read_keys(tmp_path: Path) -> None:
+    async with secured(tmp_path) as made:
+        table = await keyed(made)
+        ann = client(made.broker, "ann")
+        await allow(made.broker, Operation.WRITE, TOPIC, "default.t")
+        rows = [m.WriteBucket(bucket=0, batch=table.batch([{"id": 9, "a": "w", "b": "w"}], [3]))]
+        asked = m.PutRowsRequest(table_id=table.table_id, acks=-1, counted=True, buckets=rows)
+        assert (await ann.send(asked)).error_code == DENIED
+        assert await table.count() == 2
+        await allow(made.broker, Operation.READ, TOPIC, "default.t")
+        assert (await ann.send(asked)).buckets[0].logged_count == 1
+
+
 @pytest.mark.parametrize("api", BY_NAME)
 async def test_by_name_the_refusal_is_the_same_whether_the_table_exists(tmp_path: Path, api: str) -> None:
     operation, build = BY_NAME[api]
