@@ -14,8 +14,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # The style of pages. 3.21.0 is the newest release whose modules the Go proxy has in full.
 VALE := github.com/vale-cli/vale/v3/cmd/vale@v3.21.0
-# Pages that follow the style in `styles/`; in the end these are docs and all READMEs.
-VALE_PAGES := README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md docs bench/README.md mutants/README.md headrace/broker/README.md headrace/tablelayer/README.md
+# Every page and README follows the style in `styles/`.
+VALE_PAGES = $(shell git ls-files '*.md')
 # The demo and the tests start many short processes: let Python keep their bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 

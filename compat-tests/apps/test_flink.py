@@ -98,7 +98,7 @@ class Flink:
 
 # On a busy machine two kills may outlast the two minutes after which a producer abandons a record.
 def test_flink_sql_through_kills(own_server, tmp_path: Path, attempt: Attempt) -> None:
-    what = "SQL: kafka and upsert-kafka, a topic to a table, its changes to another, the server killed twice"
+    what = "SQL by `kafka` and `upsert-kafka`: a topic to a table, its changes to another, the server killed twice"
     with attempt("Apache Flink", f"{FLINK}, connector {CONNECTOR}", what):
         with connect(own_server.address) as connection:
             connection.kafka.create_topic("clicks", partitions=3)

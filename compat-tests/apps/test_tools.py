@@ -85,7 +85,7 @@ def test_apicurio_keeps_its_store_in_topics_through_kills(
     own_server, tmp_path: Path, attempt: Attempt
 ) -> None:
     with attempt(
-        "Apicurio Registry", APICURIO, "its store in topics, the server killed twice, then started anew"
+        "Apicurio Registry", APICURIO, "its store in topics, the server killed twice, then started again"
     ):
         packed = maven_file("io.apicurio", "apicurio-registry-app", APICURIO, "all", "tar.gz")
         subprocess.run(["tar", "-xzf", str(packed), "-C", str(tmp_path)], check=True)
