@@ -60,7 +60,7 @@ def test_the_options_are_taken_in_their_canonical_form() -> None:
         ({"by": "", "paimon__partition__expiration_time": "7 d"}, "is for tables with PARTITIONED BY"),
     ],
 )
-def test_what_cannot_expire_is_refused(options: dict[str, str], said: str) -> None:
+def test_invalid_expiry_options_are_refused(options: dict[str, str], said: str) -> None:
     with pytest.raises(TableError, match=said):
         definition(**options)
 
@@ -83,7 +83,7 @@ def test_what_cannot_expire_is_refused(options: dict[str, str], said: str) -> No
         ),
     ],
 )
-def test_what_the_options_do_not_say_together_is_refused(options: dict[str, str], said: str) -> None:
+def test_contradicting_expiry_options_are_refused(options: dict[str, str], said: str) -> None:
     complaint = lake_complaint(definition(**options))
     assert complaint is not None
     assert said in complaint
