@@ -46,12 +46,12 @@ def read_unsigned_varint(buffer: Buffer, position: int) -> tuple[int, int]:
 
 def read_varint(buffer: Buffer, position: int) -> tuple[int, int]:
     """Read a signed 32 bit integer; returns (value, position after it)."""
-    if len(buffer) - position > 1:  # one or two bytes, as nearly always, in the cheapest way
+    left = len(buffer) - position
+    if left > 0:  # one or two bytes, as nearly always, in the cheapest way
         value = buffer[position]
         if value < 128:
             return (value >> 1) ^ -(value & 1), position + 1
-        second = buffer[position + 1]
-        if second < 128:
+        if left > 1 and (second := buffer[position + 1]) < 128:
             return (value & 127 | second << 7) >> 1 ^ -(value & 1), position + 2
     value, position = _read(buffer, position, 32)
     return (value >> 1) ^ -(value & 1), position
@@ -59,7 +59,7 @@ def read_varint(buffer: Buffer, position: int) -> tuple[int, int]:
 
 def read_varlong(buffer: Buffer, position: int) -> tuple[int, int]:
     """Read a signed 64 bit integer; returns (value, position after it)."""
-    if len(buffer) - position > 1:  # as above
+    if len(buffer) > position:  # as above
         value = buffer[position]
         if value < 128:
             return (value >> 1) ^ -(value & 1), position + 1
