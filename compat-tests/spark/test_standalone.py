@@ -161,7 +161,12 @@ OLD = range(-100, 100)
 @pytest.fixture
 def tables(own_server) -> str:
     """The address of a server with a table of rows, and one for each write."""
-    with connect(own_server.address) as connection:
+    make_tables(own_server.address)
+    return own_server.address
+
+
+def make_tables(address: str) -> None:
+    with connect(address) as connection:
         columns = "id BIGINT, name STRING"
         connection.execute(f"CREATE TABLE rows ({columns}) WITH ('bucket.num'='2')")
         for write in WRITES:
@@ -171,7 +176,6 @@ def tables(own_server) -> str:
             )
         connection.table("default.rows").append([{"id": n, "name": str(n)} for n in range(ROWS)])
         connection.table("default.overwrite_keyed").upsert([{"id": n, "name": "old"} for n in OLD])
-    return own_server.address
 
 
 def assert_each_row_once(address: str, write: str) -> None:

@@ -46,8 +46,10 @@ from headrace.tablelayer.lake.adapter import (
     RoundLostError,
 )
 from headrace.tablelayer.lake.catalogs import tiered_table
+from headrace.tablelayer.lake.coordinator import ServerCoordinator
 from headrace.tablelayer.lake.partition_expiry import PartitionExpiry
 from headrace.tablelayer.lake.reader import Piece
+from headrace.tablelayer.lake.tiering_job import run_tiering
 from headrace.tablelayer.lake.union_parts import _grouped
 from headrace.tablelayer.model.errors import TableError
 from headrace.tablelayer.model.lake.offsets import PartitionBucket, offsets_to_json
@@ -83,11 +85,32 @@ class CuttingBroker(BrokerThread):
         asyncio.run_coroutine_threadsafe(drop, self._loop).result(60)
 
 
+class ByTheJob:
+    """Rounds of `headrace tier` in this process, for Paimon, with the interface of `Tierer`."""
+
+    def __init__(self, client: Connection, path: str, address: str) -> None:
+        self.path, self.address = path, address
+        self.definition = client.admin.describe_table(path)
+        self.coordinator = ServerCoordinator(client, "a test")
+        self.offsets: Mapping[Any, int] = {}
+
+    def round(self) -> None:
+        lines: list[str] = []
+        assert run_tiering(self.address, tables=[self.path], report=lines.append) == 0, lines
+        self.offsets = self.coordinator.describe(self.definition.table_id).offsets
+
+
 class World:
     """A tiered table and its rows by (id, day): a log table, a partitioned one, or one with a primary key too."""
 
     def __init__(
-        self, server: CuttingBroker, client: Connection, *, partitioned: bool = False, keyed: bool = False
+        self,
+        server: CuttingBroker,
+        client: Connection,
+        *,
+        partitioned: bool = False,
+        keyed: bool = False,
+        lake: str = "iceberg",
     ) -> None:
         self.server, self.client = server, client
         self.name = f"w{next(_names)}"
@@ -97,10 +120,12 @@ class World:
             f"CREATE TABLE {self.name} (id BIGINT, n INT, day STRING{key})"
             f"{' PARTITIONED BY (day)' if partitioned else ''}"
             " WITH ('bucket.num' = '2', 'bucket.key' = 'id', 'table.datalake.enabled' = 'true',"
-            " 'table.datalake.format' = 'iceberg')"
+            f" 'table.datalake.format' = '{lake}')"
         )
         self.table = client.table(self.path)
-        self.tierer = Tierer(client, self.path)
+        self.tierer: Any = (
+            Tierer(client, self.path) if lake == "iceberg" else ByTheJob(client, self.path, server.address)
+        )
         self.by_key: dict[tuple[int, str], Row] = {}
         self.expired: set[str] = set()
         self.ids = 0
@@ -299,7 +324,11 @@ class Doors:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CuttingBroker]:
     folder = tmp_path_factory.mktemp("plain name")
     broker = CuttingBroker(
-        folder / "data", config={"datalake.iceberg.warehouse": str(folder / "warehouse")}
+        folder / "data",
+        config={
+            "datalake.iceberg.warehouse": str(folder / "warehouse"),
+            "datalake.paimon.warehouse": str(folder / "paimon"),
+        },
     ).start()
     yield broker
     broker.stop()
@@ -335,7 +364,25 @@ def doors(client: Connection, address: str) -> Iterator[Doors]:
 def test_all_rows_are_read_by_every_client_at_random_moments(
     server: CuttingBroker, client: Connection, doors: Doors, partitioned: bool, keyed: bool, moments: int
 ) -> None:
-    rng, world = random.Random(SEED), World(server, client, partitioned=partitioned, keyed=keyed)
+    live(World(server, client, partitioned=partitioned, keyed=keyed), doors, moments)
+
+
+@pytest.mark.soak
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+@pytest.mark.timeout(3600)
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize(("partitioned", "keyed"), [(False, False), (True, False), (True, True)])
+def test_all_rows_of_a_table_in_paimon_are_read_by_every_client(
+    spark: Any, server: CuttingBroker, client: Connection, doors: Doors, partitioned: bool, keyed: bool
+) -> None:
+    live(World(server, client, partitioned=partitioned, keyed=keyed, lake="paimon"), doors, 50)
+
+
+def live(world: World, doors: Doors, moments: int) -> None:
+    """Write, tier and expire at random, and compare every door with the model after each moment."""
+    rng, partitioned = random.Random(SEED), world.is_partitioned
+    keyed = world.table.definition.is_primary_key_table
     world.append(30)
     world.tier()
     world.expire()

@@ -1,0 +1,124 @@
+"""Streams of tiered tables whose log has expired, while the driver is killed: each row once.
+
+`headrace tier`, the server and the driver are processes of their own. The log is cut by DeleteRecords, and a partition
+expires by the deletion of its topic.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.tablelayer.client import Connection, connect
+from simulator.spark_standalone import Application
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = str(Path(__file__).with_name("behind_the_log.py"))
+pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(0)]
+
+TABLES = ("plain", "parted", "keyed", "parted_keyed")
+ROWS = 3_000
+
+
+def create(connection: Connection, lake: str) -> None:
+    for table in TABLES:
+        key = ", PRIMARY KEY (id, day) NOT ENFORCED" if "keyed" in table else ""
+        parted = " PARTITIONED BY (day)" if "parted" in table else ""
+        connection.execute(
+            f"CREATE TABLE {table} (id BIGINT, v BIGINT, day STRING{key}){parted} WITH ('bucket.num' = '2',"
+            f" 'bucket.key' = 'id', 'table.datalake.enabled' = 'true', 'table.datalake.format' = '{lake}');"
+            f" CREATE TABLE {table}_copy (id BIGINT, v BIGINT, day STRING) WITH ('bucket.num' = '2')"
+        )
+
+
+def write(connection: Connection, tables: tuple[str, ...], ids: range) -> None:
+    rows = [{"id": each, "v": each * 7, "day": "abc"[each % 3]} for each in ids]
+    for table in tables:
+        opened = connection.table(f"default.{table}")
+        opened.upsert(rows) if "keyed" in table else opened.append(rows)
+
+
+def tier(address: str) -> None:
+    command = [sys.executable, "-m", "headrace.tablelayer.cli.main", "tier", "--once", "--server", address]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def expire(connection: Connection, tables: tuple[str, ...], day: str) -> None:
+    """Cut the logs up to what is tiered, which is all; delete a partition."""
+    for name in tables:
+        table = connection.table(f"default.{name}")
+        if "parted" not in name:
+            connection.kafka.delete_records(table.path.topic, table.offsets("latest"))
+            continue
+        for part, ends in table.partition_offsets("latest").items():
+            if part == day:
+                connection.kafka.delete_topic(table.path.of_partition(part).topic)
+            else:
+                connection.kafka.delete_records(table.path.of_partition(part).topic, ends)
+
+
+def start(folder: Path, address: str, tables: tuple[str, ...]) -> Application:
+    environment = {"PYTHONPATH": str(ROOT), **os.environ}
+    return Application([sys.executable, PROGRAM, address, str(folder), *tables], folder, environment)
+
+
+def run(folder: Path, address: str, tables: tuple[str, ...], wait_until: Any) -> None:
+    """Run the streams, and kill the driver once in the middle of each."""
+    for table in tables:
+        (folder / f"slow.{table}").touch()
+    for table in tables:
+        driver = start(folder, address, tables)
+
+        def stands(driver: Application = driver, table: str = table) -> bool:
+            assert not driver.ended(), driver.output()[-8000:]
+            return (folder / f"mark.{table}").exists()
+
+        wait_until(stands, table, 600)
+        driver.kill()
+        (folder / f"slow.{table}").unlink()
+        (folder / f"mark.{table}").unlink()
+    driver = start(folder, address, tables)
+    assert driver.wait() == 0, driver.output()[-8000:]
+
+
+def assert_each_once(connection: Connection, tables: tuple[str, ...], count: int) -> None:
+    for table in tables:
+        rows = connection.table(f"default.{table}_copy").to_arrow().to_pylist()
+        found = Counter((row["id"], row["v"], row["day"]) for row in rows)
+        expected = Counter((each, each * 7, "abc"[each % 3]) for each in range(count))
+        assert found == expected, (table, (expected - found).total(), (found - expected).total())
+
+
+@pytest.mark.parametrize("lake", ["paimon", "iceberg"])
+def test_a_stream_over_an_expired_log_has_each_row_once(
+    tmp_path, server_process_class, wait_until, lake
+) -> None:
+    settings = {f"datalake.{lake}.warehouse": str(tmp_path / "warehouse")}
+    server = server_process_class(tmp_path, **settings).start()
+    try:
+        with connect(server.address) as connection:
+            create(connection, lake)
+            write(connection, TABLES, range(ROWS))
+            tier(server.address)
+            expire(connection, TABLES, "b")
+            write(connection, TABLES, range(ROWS, ROWS + 500))
+            run(tmp_path, server.address, TABLES, wait_until)
+            assert_each_once(connection, TABLES, ROWS + 500)
+            # The streams stand still, and rounds and retention pass them.
+            logs = TABLES[:2]
+            write(connection, logs, range(ROWS + 500, 2 * ROWS))
+            tier(server.address)
+            expire(connection, logs, "c")
+            write(connection, logs, range(2 * ROWS, 2 * ROWS + 500))
+            run(tmp_path, server.address, logs, wait_until)
+            assert_each_once(connection, logs, 2 * ROWS + 500)
+        assert "Traceback" not in server.log(), server.log()
+    finally:
+        server.kill()
