@@ -191,6 +191,11 @@ def server_process_class():
     return ServerProcess
 
 
+@pytest.fixture(scope="session")
+def server_processes_class():
+    return ServerProcesses
+
+
 @pytest.fixture(scope="session", name="free_port")
 def _free_port():
     return free_port

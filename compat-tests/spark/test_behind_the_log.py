@@ -1,6 +1,6 @@
 """Streams of tiered tables whose log has expired, while the driver is killed: each row once.
 
-`headrace tier`, the server and the driver are processes of their own. The log is cut by DeleteRecords, and a partition
+`headrace tier`, the server and the driver are processes of their own. The log is cut by retention, and a partition
 expires by the deletion of its topic.
 """
 
@@ -32,7 +32,8 @@ def create(connection: Connection, lake: str) -> None:
         parted = " PARTITIONED BY (day)" if "parted" in table else ""
         connection.execute(
             f"CREATE TABLE {table} (id BIGINT, v BIGINT, day STRING{key}){parted} WITH ('bucket.num' = '2',"
-            f" 'bucket.key' = 'id', 'table.datalake.enabled' = 'true', 'table.datalake.format' = '{lake}');"
+            f" 'bucket.key' = 'id', 'segment.ms' = '200', 'table.log.ttl' = '1 s', 'table.datalake.enabled' = 'true',"
+            f" 'table.datalake.format' = '{lake}');"
             f" CREATE TABLE {table}_copy (id BIGINT, v BIGINT, day STRING) WITH ('bucket.num' = '2')"
         )
 
@@ -50,18 +51,20 @@ def tier(address: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def expire(connection: Connection, tables: tuple[str, ...], day: str) -> None:
-    """Cut the logs up to what is tiered, which is all; delete a partition."""
+def expire(connection: Connection, tables: tuple[str, ...], day: str, wait_until: Any) -> None:
+    """Wait until retention has deleted the logs, all of which is tiered; delete a partition."""
     for name in tables:
         table = connection.table(f"default.{name}")
-        if "parted" not in name:
-            connection.kafka.delete_records(table.path.topic, table.offsets("latest"))
-            continue
-        for part, ends in table.partition_offsets("latest").items():
-            if part == day:
-                connection.kafka.delete_topic(table.path.of_partition(part).topic)
-            else:
-                connection.kafka.delete_records(table.path.of_partition(part).topic, ends)
+        if "parted" in name:
+            connection.kafka.delete_topic(table.path.of_partition(day).topic)
+
+    def is_gone(name: str) -> bool:
+        table = connection.table(f"default.{name}")
+        ask = table.partition_offsets if "parted" in name else table.offsets
+        return bool(ask("earliest") == ask("latest"))
+
+    for name in tables:
+        wait_until(lambda name=name: "keyed" in name or is_gone(name), f"the retention of {name}", 120)
 
 
 def start(folder: Path, address: str, tables: tuple[str, ...]) -> Application:
@@ -100,14 +103,17 @@ def assert_each_once(connection: Connection, tables: tuple[str, ...], count: int
 def test_a_stream_over_an_expired_log_has_each_row_once(
     tmp_path, server_process_class, wait_until, lake
 ) -> None:
-    settings = {f"datalake.{lake}.warehouse": str(tmp_path / "warehouse")}
+    settings = {
+        f"datalake.{lake}.warehouse": str(tmp_path / "warehouse"),
+        "log.retention.check.interval.ms": "200",
+    }
     server = server_process_class(tmp_path, **settings).start()
     try:
         with connect(server.address) as connection:
             create(connection, lake)
             write(connection, TABLES, range(ROWS))
             tier(server.address)
-            expire(connection, TABLES, "b")
+            expire(connection, TABLES, "b", wait_until)
             write(connection, TABLES, range(ROWS, ROWS + 500))
             run(tmp_path, server.address, TABLES, wait_until)
             assert_each_once(connection, TABLES, ROWS + 500)
@@ -115,7 +121,7 @@ def test_a_stream_over_an_expired_log_has_each_row_once(
             logs = TABLES[:2]
             write(connection, logs, range(ROWS + 500, 2 * ROWS))
             tier(server.address)
-            expire(connection, logs, "c")
+            expire(connection, logs, "c", wait_until)
             write(connection, logs, range(2 * ROWS, 2 * ROWS + 500))
             run(tmp_path, server.address, logs, wait_until)
             assert_each_once(connection, logs, 2 * ROWS + 500)

@@ -10,32 +10,24 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from test_standalone import (
-    WRITES,
-    Environment,
-    assert_each_row_once,
-    assert_nothing_is_visible,
-    make_tables,
-    running,
-    submit,
-)
+from spark_kills import WRITES, assert_each_row_once, assert_nothing_is_visible, make_tables, running, submit
 
-from conftest import ServerProcesses
 from simulator.three_brokers import path_in
 from simulator.zookeeper import LONG_SESSIONS, running_zookeeper
 
 pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(0)]
-HERE = Environment(Path(sys.executable), Path())
-"""The environment of this checkout, which executors on this machine have too."""
+PYTHON = Path(sys.executable)
+"""The Python of this checkout, which executors on this machine have too."""
 
 
 @pytest.fixture
-def brokers(tmp_path: Path) -> Iterator[ServerProcesses]:
+def brokers(tmp_path: Path, server_processes_class: Any) -> Iterator[Any]:
     (tmp_path / "brokers").mkdir()
     with running_zookeeper(tmp_path / "zookeeper", settings=LONG_SESSIONS) as zookeeper:
-        processes = ServerProcesses(tmp_path / "brokers", path_in(zookeeper.address)).start()
+        processes = server_processes_class(tmp_path / "brokers", path_in(zookeeper.address)).start()
         try:
             make_tables(processes.address)
             yield processes
@@ -47,7 +39,7 @@ def brokers(tmp_path: Path) -> Iterator[ServerProcesses]:
 def test_executors_and_brokers_that_are_killed_lose_and_double_no_row(
     spark_cluster, brokers, tmp_path, wait_until
 ) -> None:
-    driver = submit(spark_cluster, brokers.address, tmp_path, HERE, WRITES)
+    driver = submit(spark_cluster, brokers.address, tmp_path, PYTHON, WRITES)
     for write in WRITES:
         executor = wait_until(lambda write=write: running(driver, tmp_path, write), write, 1800)
         brokers.kill()
@@ -65,12 +57,12 @@ def test_a_driver_and_a_broker_that_are_killed_lose_and_double_no_row(
     spark_cluster, brokers, tmp_path, wait_until, write
 ) -> None:
     """The program is started again with two of the three brokers."""
-    driver = submit(spark_cluster, brokers.address, tmp_path, HERE, [write])
+    driver = submit(spark_cluster, brokers.address, tmp_path, PYTHON, [write])
     wait_until(lambda: running(driver, tmp_path, write), write, 1800)
     brokers.kill()
     driver.kill()
     assert_nothing_is_visible(brokers.address, write)
-    again = submit(spark_cluster, brokers.address, tmp_path, HERE, [write])
+    again = submit(spark_cluster, brokers.address, tmp_path, PYTHON, [write])
     assert again.wait() == 0, again.output()[-8000:]
     assert_each_row_once(brokers.address, write)
     brokers.start()

@@ -15,6 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from spark_kills import (
+    PATIENT,
+    WRITES,
+    assert_each_row_once,
+    assert_nothing_is_visible,
+    make_tables,
+    running,
+    submit,
+)
 
 from headrace.tablelayer.client import connect
 from simulator.ports import free_port
@@ -25,11 +34,6 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(0)]
 
-PATIENT = (
-    *("--conf", "spark.python.authenticate.socketTimeout=120s"),
-    *("--conf", "spark.sql.shuffle.partitions=2"),
-    *("--conf", "spark.log.level=WARN"),
-)
 TABLES = """
 CREATE TABLE {0}log (id BIGINT, name STRING, k BIGINT) WITH ('bucket.num'='2');
 CREATE TABLE {0}copy (id BIGINT, name STRING, k BIGINT) WITH ('bucket.num'='2');
@@ -151,13 +155,6 @@ def test_every_step_runs_over_spark_connect(spark_cluster, server, tmp_path, env
         connect_server.kill()
 
 
-WRITES = [f"{kind}-{target}" for kind in ("batch", "insert", "stream") for target in ("log", "keyed")]
-WRITES.append("overwrite-keyed")
-ROWS = 8_000
-OLD = range(-100, 100)
-"""The keys of the table that is overwritten."""
-
-
 @pytest.fixture
 def tables(own_server) -> str:
     """The address of a server with a table of rows, and one for each write."""
@@ -165,54 +162,10 @@ def tables(own_server) -> str:
     return own_server.address
 
 
-def make_tables(address: str) -> None:
-    with connect(address) as connection:
-        columns = "id BIGINT, name STRING"
-        connection.execute(f"CREATE TABLE rows ({columns}) WITH ('bucket.num'='2')")
-        for write in WRITES:
-            key = ", PRIMARY KEY (id) NOT ENFORCED" if write.endswith("keyed") else ""
-            connection.execute(
-                f"CREATE TABLE {write.replace('-', '_')} ({columns}{key}) WITH ('bucket.num'='2')"
-            )
-        connection.table("default.rows").append([{"id": n, "name": str(n)} for n in range(ROWS)])
-        connection.table("default.overwrite_keyed").upsert([{"id": n, "name": "old"} for n in OLD])
-
-
-def assert_each_row_once(address: str, write: str) -> None:
-    """The rows are there, and their changes, which a key that was written twice would have twice."""
-    with connect(address) as connection:
-        table = connection.table(f"default.{write.replace('-', '_')}")
-        assert sorted(table.to_arrow(["id"]).column("id").to_pylist()) == list(range(ROWS)), write
-        # Each old row was an insertion, and is a deletion now or the old image of an update.
-        changes = ROWS + (2 * len(OLD) if write.startswith("overwrite") else 0)
-        assert sum(table.offsets("latest").values()) == changes, write
-
-
-def assert_nothing_is_visible(address: str, write: str) -> None:
-    """No row of a write that broke off is there, and no row that it replaces is gone."""
-    with connect(address) as connection:
-        rows = connection.table(f"default.{write.replace('-', '_')}").to_arrow()
-        expected = sorted((n, "old") for n in OLD) if write.startswith("overwrite") else []
-        assert sorted(tuple(row.values()) for row in rows.to_pylist()) == expected, write
-
-
-def submit(cluster, address, folder, environment, writes) -> Application:
-    shutil.copy(HERE / "cluster_kills.py", folder)
-    more = {"PYSPARK_PYTHON": str(environment.python), "PYTHONPATH": ""}
-    program = ["cluster_kills.py", address, str(folder), *writes]
-    return cluster.submit(*PATIENT, *program, folder=folder, environment=more)
-
-
-def running(driver: Application, folder: Path, write: str) -> int:
-    """Return the process id of an executor that stands still in the middle of a write; 0 before."""
-    assert not driver.ended(), driver.output()[-8000:]
-    return int(next(filter(None, (mark.read_text() for mark in folder.glob(f"{write}.*"))), 0))
-
-
 def test_executors_that_are_killed_lose_and_double_no_row(
     spark_cluster, tables, tmp_path, environment, wait_until
 ) -> None:
-    driver = submit(spark_cluster, tables, tmp_path, environment, WRITES)
+    driver = submit(spark_cluster, tables, tmp_path, environment.python, WRITES)
     for write in WRITES:
         executor = wait_until(lambda write=write: running(driver, tmp_path, write), write, 1800)
         os.kill(executor, signal.SIGKILL)
@@ -228,10 +181,10 @@ def test_a_driver_that_is_killed_loses_and_doubles_no_row(
     spark_cluster, tables, tmp_path, environment, wait_until, write
 ) -> None:
     """The program is started again: a batch writes all its rows, a stream goes on from its checkpoint."""
-    driver = submit(spark_cluster, tables, tmp_path, environment, [write])
+    driver = submit(spark_cluster, tables, tmp_path, environment.python, [write])
     wait_until(lambda: running(driver, tmp_path, write), write, 1800)
     driver.kill()
     assert_nothing_is_visible(tables, write)
-    again = submit(spark_cluster, tables, tmp_path, environment, [write])
+    again = submit(spark_cluster, tables, tmp_path, environment.python, [write])
     assert again.wait() == 0, again.output()[-8000:]
     assert_each_row_once(tables, write)

@@ -68,6 +68,10 @@ def s3_settings(properties: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
+_ONE_READ_AT_A_TIME = {"parquet.hadoop.vectored.io.enabled": "false"}
+"""Hadoop's reads of several ranges at once do not try again when an answer of S3 breaks off, as its other reads do."""
+
+
 def hadoop_settings(properties: Mapping[str, str]) -> dict[str, str]:
     """Return Hadoop's configuration for the warehouse's store."""
     given = {name: value for name, value in properties.items() if name.startswith("fs.")}
@@ -77,6 +81,7 @@ def hadoop_settings(properties: Mapping[str, str]) -> dict[str, str]:
     bucket = urlsplit(properties.get("warehouse", "")).netloc
     own = f"fs.s3a.bucket.{bucket}." if bucket else "fs.s3a."
     return {
+        **_ONE_READ_AT_A_TIME,
         **{f"fs.{scheme}.impl": _S3_FILES for scheme in S3_SCHEMES},
         **{
             name.replace("fs.s3a.", own, 1) if not name.startswith("fs.s3a.bucket.") else name: value
