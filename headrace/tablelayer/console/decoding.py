@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Final
@@ -15,12 +16,13 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from headrace.tablelayer.console.registry import AVRO, Registry
+from headrace.tablelayer.console.registry import AVRO, AWAY_SECONDS, Registry
 from headrace.tablelayer.console.routes import RequestError
 from headrace.tablelayer.console.values import FRAME_BYTES, FRAMED_MAX, TEXT_MAX, Piece, plain
 
 SCHEMAS_MAX: Final = 64
 """Schemas that one request decodes with."""
+_TOO_MANY: Final = f"more than {SCHEMAS_MAX} schemas are here: choose fewer records"
 _JSON: Final = "JSON"
 _PROTOBUF: Final = "PROTOBUF"
 _NAMES: Final = {AVRO: "Avro", _JSON: "JSON Schema", _PROTOBUF: "Protobuf"}
@@ -44,12 +46,18 @@ class Decoder:
             number = int.from_bytes(data[1:FRAME_BYTES], "big")
             if number not in decoders:
                 decoders[number] = (
-                    self._found(number)
-                    if len(decoders) < SCHEMAS_MAX
-                    else (None, _failing(f"more than {SCHEMAS_MAX} schemas are here: choose fewer records"))
+                    self._found(number) if len(decoders) < SCHEMAS_MAX else (None, _failing(_TOO_MANY))
                 )
             name, decode = decoders[number]
             shown["decoded"] = {"schema": number, "format": name, **_decoded(shown, data, decode, bytes_max)}
+
+    def search(self) -> DecodedTexts | None:
+        """Return what decodes the keys and values of one search; None without a registry."""
+        return DecodedTexts(self.find) if self._registry.is_there else None
+
+    def find(self, number: int) -> _Decode:
+        """Return what decodes by a schema. Raises RequestError, ValueError."""
+        return self._known(number)[1]
 
     def _found(self, number: int) -> tuple[str | None, _Decode]:
         try:
@@ -76,9 +84,48 @@ class Decoder:
         raise ValueError(f"schema {number} is {kind[:100]}, which the console does not know")
 
 
+class DecodedTexts:
+    """The texts of keys and values for one search. `failure` says why the first one was not decoded."""
+
+    def __init__(self, find: Callable[[int], _Decode]) -> None:
+        self._find = find
+        self._decoders: dict[int, _Decode] = {}
+        self._again = 0.0
+        self.failure: str | None = None
+
+    def text(self, data: bytes | None) -> str | None:
+        """Return a key or value in the wire format as JSON; None for others, and if it cannot be decoded."""
+        if data is None or len(data) <= FRAME_BYTES or data[0]:
+            return None
+        try:
+            if len(data) > FRAMED_MAX:
+                raise ValueError(_too_long(len(data)))
+            return self._decoder(int.from_bytes(data[1:FRAME_BYTES], "big"))(data[FRAME_BYTES:])[0]
+        except (ValueError, RecursionError, MemoryError) as error:
+            self.failure = self.failure or str(error) or type(error).__name__
+            return None
+
+    def _decoder(self, number: int) -> _Decode:
+        if time.monotonic() > self._again:
+            self._decoders.clear()  # also those that failed: a live tail goes on for hours
+            self._again = time.monotonic() + AWAY_SECONDS
+        if number not in self._decoders:
+            if len(self._decoders) >= SCHEMAS_MAX:
+                raise ValueError(_TOO_MANY)
+            try:
+                self._decoders[number] = self._find(number)
+            except (RequestError, ValueError) as error:
+                self._decoders[number] = _failing(f"schema {number}: {error}")
+        return self._decoders[number]
+
+
+def _too_long(size: int) -> str:
+    return f"{size} bytes are not decoded: at most {FRAMED_MAX} are"
+
+
 def _decoded(shown: dict[str, Any], data: bytes, decode: _Decode, bytes_max: int) -> dict[str, Any]:
     if shown["size"] > FRAMED_MAX:
-        return {"error": f"{shown['size']} bytes are not decoded: at most {FRAMED_MAX} are"}
+        return {"error": _too_long(shown["size"])}
     try:
         found, note = decode(data[FRAME_BYTES:])
     except (ValueError, RecursionError, MemoryError) as error:
@@ -138,11 +185,18 @@ def _avro(text: str, references: Sequence[str]) -> _Decode:
             raise ValueError(error.reason) from None
         try:
             value = fastavro.schemaless_reader(io.BytesIO(data), parsed, None)
-            return json.dumps(value, ensure_ascii=False, default=plain), None
+            return _text_of(value), None
         except Exception as error:  # noqa: BLE001 - of a library, about bytes of others
             raise ValueError(f"it does not fit its schema: {error or type(error).__name__}") from None
 
     return decode
+
+
+def _text_of(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, default=plain, allow_nan=False)
+    except ValueError:  # JSON has no NaN and no Infinity: they become texts
+        return json.dumps(plain(value), ensure_ascii=False)
 
 
 def _full_name(definition: Any) -> str:

@@ -45,6 +45,8 @@ class Tail:
         self._lock = threading.Lock()
         self.shown: Callable[[list[Any]], list[dict[str, Any]]] = list
         """Makes JSON values of rows: of the few alone that an event has."""
+        self.not_decoded: str | None = None
+        """The reason that some keys and values are searched by their bytes alone, or None."""
         self._newest: deque[Any] = deque(maxlen=ROWS_MAX)
         self._came = self._matched = self._passed_over = 0
 
@@ -77,7 +79,7 @@ class Tail:
             counts = {"came": self._came, "matched": self._matched, "passed_over": self._passed_over}
             self._newest.clear()
             self._came = self._matched = self._passed_over = 0
-        return {"rows": self.shown(rows), **counts}
+        return {"rows": self.shown(rows), "not_decoded": self.not_decoded, **counts}
 
 
 def follow_topic(
@@ -113,6 +115,7 @@ def follow_topic(
             for place, columns in batches:
                 found = chosen.indices(place, columns, at[place], after[place])
                 newest = [record_of(place, columns, each, TEXT_BYTES_MAX) for each in found[-ROWS_MAX:]]
+                tail.not_decoded = chosen.not_decoded
                 tail.put(newest, int((columns.offsets >= at[place]).sum()), len(found))
             at.update(after)
             if time.monotonic() - checked > _SECONDS_BETWEEN_CHECKS:

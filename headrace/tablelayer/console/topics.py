@@ -221,7 +221,7 @@ class Topics:
         else:
             at = begin
         start = {p: min(max(at[p], begin[p]), end[p]) for p in places}
-        wanted = Wanted(self._connection, topic, key, contains, where)
+        wanted = self._wanted(topic, key, contains, where)
         found, after, looked_at = self._matching(topic, start, end, wanted, limit, newest)
         found.sort(key=lambda each: each.place)
         chosen = found[-limit:] if newest else found
@@ -232,8 +232,12 @@ class Topics:
             "ends": {str(p): end[p] for p in places},
             "without_leader": sorted(described.partitions.keys() - ranges.keys()),
             "looked_at": looked_at,
+            "not_decoded": wanted.not_decoded,
             "complete": all(after[p] >= end[p] for p in places),
         }
+
+    def _wanted(self, topic: str, key: str | None, contains: str | None, where: str | None) -> Wanted:
+        return Wanted(self._connection, topic, key, contains, where, self._decoder.search())
 
     def _matching(
         self,
@@ -265,7 +269,7 @@ class Topics:
                 found[p].extend(record_of(p, records, each) for each in taken)
                 looked_at += int(((records.offsets >= at[p]) & (records.offsets < stop_at)).sum())
                 at[p] = stop_at
-                if is_full:
+                if is_full or time.monotonic() >= until:
                     break
             else:
                 at.update(after)
@@ -287,7 +291,7 @@ class Topics:
             self._connection,
             topic,
             partition,
-            lambda: Wanted(self._connection, topic, key, contains, where),
+            lambda: self._wanted(topic, key, contains, where),
             self._decoder.decode,
         )
 

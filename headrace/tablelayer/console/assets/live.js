@@ -36,7 +36,7 @@ export function liveList({ url, state, columns, noun, kind, keyOf, oneOfEachKey,
   const list = grid(columns, [], "Live", { always: true }), body = list.querySelector("tbody"), byKey = new Map(), leaving = new AbortController();
   list.setAttribute("aria-live", "off");
   list.classList.add("live");
-  let waiting = [], paused = false, came = 0, matched = 0, passedOver = 0, drawn = 0, rate = [];
+  let waiting = [], paused = false, came = 0, matched = 0, passedOver = 0, drawn = 0, rate = [], notDecoded = null;
 
   const told = () => {
     const recent = rate.filter(([at]) => at > performance.now() - 3000), since = recent.length > 1 ? (performance.now() - recent[0][0]) / 1000 : 0;
@@ -44,7 +44,7 @@ export function liveList({ url, state, columns, noun, kind, keyOf, oneOfEachKey,
     const speed = since > 0.5 ? `, ${count(Math.round(recent.slice(1).reduce((sum, [, each]) => sum + each, 0) / since))} a second` : "";
     const skipped = matched - drawn - waiting.length;
     return `${paused ? "Paused. " : ""}${counted(came, noun)} came${speed}${matched < came ? `, ${count(matched)} match` : ""}`
-      + `${skipped > 0 ? `; ${count(skipped)} skipped` : ""}${passedOver ? `; ${count(passedOver)} passed over to keep up` : ""}`;
+      + `${skipped > 0 ? `; ${count(skipped)} skipped` : ""}${passedOver ? `; ${count(passedOver)} passed over to keep up` : ""}${notDecoded ? `; some were searched by their bytes: ${notDecoded}` : ""}`;
   };
   const draw = () => {
     state.textContent = told();
@@ -67,7 +67,7 @@ export function liveList({ url, state, columns, noun, kind, keyOf, oneOfEachKey,
     }
   };
   const take = (found) => {
-    came += found.came; matched += found.matched; passedOver += found.passed_over;
+    came += found.came; matched += found.matched; passedOver += found.passed_over; notDecoded = found.not_decoded;
     rate.push([performance.now(), found.came]);
     waiting = [...waiting, ...found.rows].slice(-ROWS_MAX);
     draw();

@@ -88,7 +88,7 @@ export function browser(at, found) {
       more.title = partition.value ? "" : "choose a partition to continue from the last record";
       saved.disabled = !records.length;
       const dark = answer.without_leader.length ? `; without a leader, and left out: ${answer.without_leader.join(", ")}` : "";
-      state.textContent = `${counted(records.length, "record")} of ${count(answer.looked_at)} looked at${kind === "newest" ? ", the newest first" : ""}${answer.complete ? "" : "; there are more"}${dark}`;
+      state.textContent = `${counted(records.length, "record")} of ${count(answer.looked_at)} looked at${kind === "newest" ? ", the newest first" : ""}${answer.complete ? "" : "; there are more"}${dark}${answer.not_decoded ? `; some were searched by their bytes: ${answer.not_decoded}` : ""}`;
       draw();
     } catch (error) { if (!signal.aborted) { state.textContent = ""; list.replaceChildren(failure(error)); } }
   }

@@ -136,6 +136,35 @@ def test_records_of_a_topic_are_decoded_beside_their_bytes(
     assert all("decoded" not in each["value"] for each in without)
 
 
+def test_records_are_found_by_what_their_keys_and_values_mean(
+    connection: Connection, programs: tuple[SchemaRegistry, KafkaConnect], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.tablelayer.console.wanted._PIECE_CHARACTERS", 8)  # more than one piece
+    monkeypatch.setitem(programs[0].schemas, 5, {"schema": '"string"', "subject": "ids"})
+    connection.kafka.create_topic("meant", partitions=1)
+    numbers = [b"\0\0\0\0\1" + bytes([2 * n]) for n in (7, 8, 9)]
+    words = [b"\0\0\0\0\5\x04" + text for text in (b"ab", b"77", b"cd")]
+    records = [OutgoingRecord(value, key) for value, key in zip(numbers, words, strict=True)]
+    records.append(OutgoingRecord(b'{"f0": 8}', b"plain"))
+    connection.kafka.produce("meant", records)
+    client = with_programs(connection, *programs)
+
+    def found(**query: str) -> list[int]:
+        answer = client.get("/api/topics/meant/records", params=query).json()
+        assert answer["not_decoded"] is None
+        return [each["offset"] for each in answer["records"]]
+
+    assert found(contains='"f0": 8') == [1, 3]
+    assert found(where="json->>'$.f0' >= '8'") == [1, 2, 3]
+    assert found(key="cd") == found(key='"cd"') == [2]
+    assert (found(key="77"), found(key="7"), found(key="plain")) == ([1], [], [3])
+    assert found(key="cd", contains="9", where="json->>'$.f0' = '9'") == [2]
+    connection.kafka.produce("meant", [OutgoingRecord(b"\0\0\0\0\4\x02", b"of a schema that is not there")])
+    answer = client.get("/api/topics/meant/records", params={"contains": "8"}).json()
+    assert [each["offset"] for each in answer["records"]] == [1, 3]
+    assert "schema 4" in answer["not_decoded"]
+
+
 def test_quotas_are_listed_set_and_removed(connection: Connection) -> None:
     client = client_of(connection, writes=True)
 
