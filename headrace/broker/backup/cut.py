@@ -265,6 +265,7 @@ class Backups:
                 "backup %s was not renewed for %.0f s and has ended", self._current.id, LEASE_SECONDS
             )
             self._expiring = asyncio.get_running_loop().create_task(self._end(self._current))
+            self._expiring.add_done_callback(_note_failed_removal)
 
     async def _end(self, backup: Backup) -> None:
         if self._current is not backup:
@@ -394,3 +395,8 @@ def _below(disk: Disk, folder: Path) -> Iterator[Path]:
         yield folder / name
     for name in sorted(disk.directories(folder)):
         yield from _below(disk, folder / name)
+
+
+def _note_failed_removal(removal: asyncio.Task[None]) -> None:
+    if not removal.cancelled() and (error := removal.exception()) is not None:
+        logger.error("files of an ended backup are left for the next one", exc_info=error)

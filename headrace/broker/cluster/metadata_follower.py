@@ -158,7 +158,11 @@ class MetadataFollower:
         task = asyncio.get_running_loop().create_task(self._known_to_all(change))
         self._changes.add(task)
         task.add_done_callback(self._ended)
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(_note_failed_change)
+            raise
 
     async def _known_to_all(self, change: Coroutine[Any, Any, Result]) -> Result:
         """Wait until every broker that is alive has followed the change, at most KNOWN_SECONDS."""
@@ -323,3 +327,10 @@ class MetadataFollower:
 
         while await decide() is not None:
             await self.carry_out(decide)
+
+
+def _note_failed_change(change: asyncio.Task[Any]) -> None:
+    """Log the fault of a change whose caller was cancelled. Refusals are the caller's."""
+    error = None if change.cancelled() else change.exception()
+    if error is not None and not isinstance(error, KafkaError):
+        logger.error("a change of the metadata failed after its caller was gone", exc_info=error)

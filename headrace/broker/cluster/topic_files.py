@@ -91,7 +91,12 @@ class TopicFiles:
         await loop.run_in_executor(self._executor, self._directory.set_aside, *topics)
         removal = loop.create_task(self._remove_files(topics), name=f"remove {len(topics)} topics")
         self._removals.add(removal)
-        removal.add_done_callback(self._removals.discard)
+        removal.add_done_callback(self._removed)
+
+    def _removed(self, removal: asyncio.Task[None]) -> None:
+        self._removals.discard(removal)
+        if not removal.cancelled() and (error := removal.exception()) is not None:
+            logger.error("files of deleted topics are left for the next start", exc_info=error)
 
     async def _remove_files(self, topics: Sequence[TopicImage]) -> None:
         loop = asyncio.get_running_loop()
@@ -144,6 +149,6 @@ class TopicFiles:
     async def close(self) -> None:
         """Wait for the removals that are under way."""
         if self._removals:
-            await asyncio.gather(*self._removals)
+            await asyncio.wait(set(self._removals))
         if self._replica_removals:
             await asyncio.wait(list(self._replica_removals.values()))

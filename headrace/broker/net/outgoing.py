@@ -147,7 +147,7 @@ class OutgoingConnection:
             seconds = await introduction.introduce(self)
         except BaseException as error:
             self.close(
-                f"authentication failed: {error}" if isinstance(error, OSError) else "it was cancelled"
+                f"authentication failed: {error}" if isinstance(error, Exception) else "it was cancelled"
             )
             raise
         if self.closed:
@@ -168,6 +168,8 @@ class OutgoingConnection:
                 await self.introduce(self._introduction)
         except OSError as error:
             logger.warning("lost the connection to %s: %s", self.name, error)
+        except Exception:
+            logger.exception("lost the connection to %s", self.name)
 
     def release(self, answer: memoryview) -> None:
         """Return the memory of an answer that is not used any more."""

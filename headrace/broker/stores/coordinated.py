@@ -171,10 +171,15 @@ class CoordinatedStore:
         while True:
             await asyncio.sleep(self._session_seconds / BEATS_PER_SESSION)
             session, sent = self._session, self._clock.monotonic()
-            with contextlib.suppress(StoreUnavailableError):
+            try:
                 await self._ask(Beat())
-                if session == self._session:
-                    self._extend(sent)
+            except StoreUnavailableError:
+                continue  # the lease ends by itself
+            except Exception:
+                logger.exception("the lease of the coordinator is not renewed; the next attempt follows")
+                continue
+            if session == self._session:
+                self._extend(sent)
 
     def _ended(self, session: int) -> None:
         """Begin another session in the background, once, unless there is another one already."""
@@ -238,6 +243,20 @@ class CoordinatedStore:
         return self._number
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Hand on answers until the connection ends, or until one cannot be read."""
+        try:
+            await self._read_answers(reader)
+        except Exception:
+            logger.exception("an answer of the coordinator cannot be read")
+        self._is_lost = True
+        self._lease_end = -math.inf
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_exception(ConnectionResetError())
+        if not self._closed:
+            self._on_lost()
+
+    async def _read_answers(self, reader: asyncio.StreamReader) -> None:
         while (data := await read_frame(reader)) is not None:
             answer = decode_answer(data)
             if answer.number == 0:
@@ -250,13 +269,6 @@ class CoordinatedStore:
                 asked.set_result(answer)
             elif answer.refusal is not None and answer.refusal.kind == SESSION_OVER:
                 self._ended(int(answer.refusal.message))  # the answer to a watch: no request waits for it
-        self._is_lost = True
-        self._lease_end = -math.inf
-        for asked in self._asked.values():
-            if not asked.done():
-                asked.set_exception(ConnectionResetError())
-        if not self._closed:
-            self._on_lost()
 
     def _tell(self, path: str, callbacks: list[Callable[[], None]]) -> None:
         for callback in tuple(callbacks):

@@ -336,8 +336,12 @@ class ZooKeeperStore:
 
     async def _keep_beating(self) -> None:
         while True:
-            with contextlib.suppress(StoreUnavailableError):  # the lease ends by itself
+            try:
                 await self._beat()
+            except StoreUnavailableError:
+                pass  # the lease ends by itself
+            except Exception:
+                logger.exception("the lease with ZooKeeper is not renewed; the next attempt follows")
             await asyncio.sleep(self._session_timeout / BEATS_PER_SESSION)
 
     async def _beat(self) -> None:

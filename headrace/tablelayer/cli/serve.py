@@ -243,7 +243,10 @@ def _reload(broker: Broker, log: ServerLog, supervisor: Supervisor, status: str)
         supervisor.reloading()
         log.reopen()
         logging.getLogger("headrace.server").info("SIGHUP: reopened the log file")
-        await broker.reload_certificates()
+        try:
+            await broker.reload_certificates()
+        except Exception:
+            logging.getLogger("headrace.server").exception("the certificates are not read again")
         supervisor.ready(status)
 
     task = asyncio.get_running_loop().create_task(reload())

@@ -7,6 +7,7 @@ retention knows how far it may delete.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
@@ -38,6 +39,8 @@ from headrace.tablelayer.model.messages.lake import (
     ListLakeResponse,
 )
 from headrace.tablelayer.model.table.path import TablePath
+
+logger = logging.getLogger("headrace.lake")
 
 TOKEN_VARIABLE = "HEADRACE_TIERING_TOKEN"
 _SECRET_NAME = re.compile(r"secret|password|token|credential|key|sas|authorization", re.IGNORECASE)
@@ -279,5 +282,5 @@ class Heartbeats:
                 if error.code is TableErrorCode.FENCED_TIERING_EPOCH:
                     self.fenced.set()
                     return
-            except Exception:  # noqa: BLE001 - see the class
-                continue
+            except Exception as error:  # noqa: BLE001 - see the class
+                logger.info("the lease of the round of %s is not renewed: %s", self._round.path, error)

@@ -25,6 +25,7 @@ every change of the table's metadata.
 from __future__ import annotations
 
 import fcntl
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,6 +65,8 @@ from headrace.tablelayer.model.types.column_types import TypeKind
 from headrace.tablelayer.spark.sessions import LAKE_CATALOG, attach_catalog
 from headrace.tablelayer.spark.splits import DELETED_COLUMN
 from headrace.tablelayer.spark.types import spark_schema
+
+logger = logging.getLogger("headrace.lake")
 
 _CHANGES_VIEW = "headrace_changes"
 
@@ -344,8 +347,8 @@ class IcebergTable:
                 if name.startswith(BRANCH_PREFIX) and number.isdigit() and int(number) <= epoch:
                     with self._turn():
                         self.spark.sql(f"ALTER TABLE {self.name} DROP BRANCH IF EXISTS `{name}`")
-        except Exception:  # noqa: BLE001 - a branch that stays costs space; the next round tries again
-            return
+        except Exception as error:  # noqa: BLE001 - a branch that stays costs space; the next round tries again
+            logger.warning("%s: branches of earlier rounds are left for the next round: %s", self.name, error)
 
     def _main_snapshot(self) -> int | None:
         table = self._load()

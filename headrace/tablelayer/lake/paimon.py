@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import logging
 import os
 import shutil
 import tempfile
@@ -72,6 +73,8 @@ from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.table.partition_expiry import time_options
 from headrace.tablelayer.model.table.partition_keys import values_of
 from headrace.tablelayer.spark.splits import DELETED_COLUMN
+
+logger = logging.getLogger("headrace.lake")
 
 COMMIT_USER = "headrace-tier"
 STAGING_FOLDER = ".headrace-staging"
@@ -328,8 +331,10 @@ class PaimonTable:
         table = self._must_load()
         branch = table.switchToBranch(f"{BRANCH_PREFIX}{epoch}")
         self._publish(table, branch, base.head, snapshot)
-        with contextlib.suppress(Exception):  # the previous round is still protected
+        try:
             self._protect(table, snapshot)
+        except Exception as error:  # noqa: BLE001 - the previous round is still protected
+            logger.warning("%s: snapshot %d is not protected from expiry: %s", self.name, snapshot, error)
 
     def _publish(self, table: Any, branch: Any, head: int | None, number: int) -> None:
         """Make the branch's snapshot `number` main's, if main is at `head`. Raises as `LakeTable.commit` does."""
@@ -432,8 +437,8 @@ class PaimonTable:
                 number = name.removeprefix(BRANCH_PREFIX)
                 if name.startswith(BRANCH_PREFIX) and number.isdigit() and int(number) <= epoch:
                     self._drop(table, name)
-        except Exception:  # noqa: BLE001 - a branch that stays costs space; the next round tries again
-            return
+        except Exception as error:  # noqa: BLE001 - a branch that stays costs space; the next round tries again
+            logger.warning("%s: branches of earlier rounds are left for the next round: %s", self.name, error)
 
     def _drop(self, table: Any, branch: str) -> None:
         table.deleteBranch(branch)

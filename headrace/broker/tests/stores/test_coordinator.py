@@ -24,6 +24,7 @@ from headrace.broker.stores.coordinated import CoordinatedStore
 from headrace.broker.stores.embedded import EmbeddedStore
 from headrace.broker.stores.messages import (
     Answer,
+    Beat,
     Begin,
     Call,
     Request,
@@ -288,6 +289,51 @@ async def test_without_an_answer_the_outcome_of_a_transaction_is_unknown(closes:
             await store.transact(LEADER)
     await store.close()
     await serving
+
+
+async def test_an_answer_that_cannot_be_read_is_the_loss_of_the_coordinator(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ours, theirs = socket.socketpair()
+    serving = asyncio.create_task(begin_only(ours, closes=False))
+    lost = asyncio.Event()
+    store = CoordinatedStore(theirs, clock=CLOCK, session_seconds=3600, on_lost=lost.set)
+    await store.open()
+    whole = frame(Answer(1, 0, raw(7)))
+    ours.send(whole[:4] + b"x" * (len(whole) - 4))
+    async with asyncio.timeout(DEADLINE):
+        await lost.wait()
+    assert "an answer of the coordinator cannot be read" in caplog.text
+    with pytest.raises(StoreUnavailableError):
+        await store.get("/leader")
+    await store.close()
+    await serving
+
+
+async def test_the_lease_goes_on_after_a_fault_in_a_beat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with coordinated_stores(tmp_path / "meta.db", 1, session_seconds=0.5) as (_, (store,)):
+        ask, faults = store._ask, [ValueError("a defect")]
+
+        async def faulty(call: Call) -> Any:
+            if faults and isinstance(call, Beat):
+                raise faults.pop()
+            return await ask(call)
+
+        monkeypatch.setattr(store, "_ask", faulty)
+
+        async def failed() -> bool:
+            return not faults
+
+        await eventually(failed, "a beat has failed")
+        before = store.lease_end()
+
+        async def renewed() -> bool:
+            return store.lease_end() > before
+
+        await eventually(renewed, "the lease is renewed again")
+    assert "the next attempt follows" in caplog.text
 
 
 def test_every_request_is_decoded_as_it_was() -> None:

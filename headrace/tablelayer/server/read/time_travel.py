@@ -122,7 +122,10 @@ class PastStates:
         del self._open[bucket, offset]
         try:
             store = await state.making
-        except Exception:  # noqa: BLE001 - raised for the readers that waited for it
+        except (TableError, KafkaError):  # raised for the readers that waited for it
+            return
+        except Exception:
+            logger.exception("the past state of %s at offset %d cannot be made", bucket.name, offset)
             return
         await self._services.run(store.destroy)
 

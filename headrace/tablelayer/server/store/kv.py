@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import sys
 import threading
 from collections import deque
@@ -58,6 +59,8 @@ from headrace.tablelayer.server.store.shared_memory import SharedMemory
 from headrace.tablelayer.server.store.sorted_tables import SortedTables
 from headrace.tablelayer.server.store.store_snapshot import SnapshotTables, StoreSnapshot
 from headrace.tablelayer.server.store.table_index import UnknownTableError
+
+logger = logging.getLogger("headrace.tables")
 
 _COLUMN_FAMILY = "default"
 NOTE = "closed.json"
@@ -519,8 +522,11 @@ class KeyValueStore:
             self.flush()
         finally:
             is_open = self._files.is_open
-            with contextlib.suppress(Exception):
+            try:
                 self._close()
+            except Exception:
+                is_open = False
+                logger.exception("the store in %s is not closed cleanly", self.path)
         if is_open and self.is_flushed:
             self.files_closed()
 
