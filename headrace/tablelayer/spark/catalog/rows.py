@@ -5,6 +5,7 @@ Each function answers one request of `helper`. Data for the tasks is passed thro
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -29,10 +30,14 @@ def push(request: Request) -> dict[str, Any]:
     """Return which of these conditions (Spark texts) the readers apply.
 
     `complete` has a boolean for each condition; `predicate` is the option with everything that can be pushed down.
+    A condition with a backslash is left to Spark: the texts come from its `V2ExpressionSQLBuilder`, which does not
+    escape them as Spark's parser reads them.
     """
-    definition = table_definition(request)
-    complete = [push_down([text], definition.schema).complete for text in request["conditions"]]
-    predicate = push_down(request["conditions"], definition.schema).predicate
+    schema = table_definition(request).schema
+    texts = request["conditions"]
+    clear = ["\\" not in text for text in texts]
+    complete = [each and push_down([text], schema).complete for each, text in zip(clear, texts, strict=True)]
+    predicate = push_down(itertools.compress(texts, clear), schema).predicate
     return {"complete": complete, "predicate": None if predicate is None else json.dumps(predicate)}
 
 

@@ -96,6 +96,15 @@ def changes(client: Connection, path: str, start: dict[int, int]) -> list[tuple[
         ]
 
 
+@pytest.mark.parametrize("value", ["a\\b", "\\u0041", "\\", "a\\%"])
+def test_a_condition_with_a_backslash_is_left_to_spark(address: str, client: Connection, value: str) -> None:
+    """Spark writes the text without escapes, and reads escapes in texts: 'a\\b' would be another value."""
+    catalog = Catalog(address, create(client, COLUMNS, ("k",)))
+    given = [f"`a` = '{value}'", "`k` > 1", f"`a` IN ('{value}', 'x')", f"NOT (`a` = '{value}') AND `k` > 2"]
+    answer = rows.push(catalog.request(conditions=given))
+    assert answer == {"complete": [False, True, False, False], "predicate": json.dumps([">", "k", 1])}
+
+
 def test_an_update_writes_the_columns_that_it_changes(address: str, client: Connection) -> None:
     path = create(client, COLUMNS, ("k",))
     table, catalog = client.table(path), Catalog(address, path)
