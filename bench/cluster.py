@@ -17,7 +17,7 @@ import pyarrow as pa
 from confluent_kafka import KafkaException
 from rich.console import Console
 
-from bench import raw, workloads
+from bench import cluster_buckets, raw, workloads
 from bench.cluster_peers import NODES, Cluster, HeadraceCluster, KafkaCluster, wait_until
 from bench.cluster_traffic import Traffic
 from bench.figures import KB, SMALL_BATCH, Size, percentile
@@ -201,6 +201,12 @@ def many_partitions(cluster: Cluster, size: Size) -> Figures:
     yield f"{what}: all led elsewhere after a kill, s", time.monotonic() - killed, Goal(value_max=3.0)
 
 
+def many_buckets(cluster: Cluster, size: Size) -> Figures:
+    """Measure many small primary-key buckets (see `cluster_buckets`)."""
+    count = 300 if size.quick else int(cluster_buckets.BUCKETS * size.scale)
+    return cluster_buckets.many_buckets(cluster, count, quick=size.quick)
+
+
 def _is_led(cluster: Cluster, missing: set[tuple[str, int]]) -> bool:
     """Remove those from `missing` whose leader answers ListOffsets; return whether none is left."""
     by_leader: dict[int, dict[str, list[int]]] = {}
@@ -307,11 +313,12 @@ GROUPS: Final[dict[str, Group]] = {
     "silence": silence,
     "cluster-partitions": many_partitions,
     "cluster-tables": tables,
+    "cluster-buckets": many_buckets,
     "scaling": scaling,
 }
-ALONE: Final = {"cluster-tables", "scaling"}
+ALONE: Final = {"cluster-tables", "cluster-buckets", "scaling"}
 WARM: Final = {"cluster-throughput", "cluster-latency", "failover", "clean-stop"}
-FRESH: Final = {"cluster-start", "silence", "cluster-partitions", "scaling"}
+FRESH: Final = {"cluster-start", "silence", "cluster-partitions", "cluster-buckets", "scaling"}
 """Groups that start clusters of their own."""
 ONCE: Final = {"failover"}
 """Groups of the first round alone: they have rounds of their own."""
