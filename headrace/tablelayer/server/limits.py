@@ -28,7 +28,7 @@ class Limits(msgspec.Struct, frozen=True):
     a few seconds of writes; a flush of that much costs a few milliseconds."""
 
     stores_open_max: int = 1000
-    """Maximum number of stores that are open at a time: each takes about half a megabyte however few rows it has."""
+    """Maximum number of stores that are open at a time: each takes a quarter of a megabyte however few rows it has."""
 
     store_files_max: int = 1 << 20
     """Maximum number of files of open stores; `services` lowers it to their share of RLIMIT_NOFILE."""

@@ -70,6 +70,8 @@ _STALL_PAUSE_SECONDS_MAX = 0.1
 _STALL_SECONDS_MAX = 60.0  # a replay that stalls for longer has a failing disk
 _SIZE_PROPERTIES = ("rocksdb.live-sst-files-size", "rocksdb.size-all-mem-tables")
 _SNAPSHOT_ATTEMPTS = 16
+_SMALL_BYTES = 256 << 10
+"""Number of bytes that are written to an open store before its memtable becomes large."""
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -110,6 +112,8 @@ class KeyValueStore:
         """The offset that a read may have seen: ahead of the applied offset during a write."""
         self._written_bytes = 0
         self._flushed_bytes = 0
+        self._small_below: int | None = _SMALL_BYTES
+        """The written bytes from which the memtable is large; None if it is."""
         self._first_rows = FirstRows(memory.first_rows, ROW_PREFIX)
         self._tables = SortedTables(path, memory.disk, memory.indexes)
         self._flushing = threading.Lock()
@@ -193,6 +197,7 @@ class KeyValueStore:
     # -- for `open_stores` ---------------------------------------------------------------------------------
 
     def open_files(self) -> Any:
+        self._small_below = self._written_bytes + _SMALL_BYTES
         if not self.is_made:
             database = _open(self.path, self._memory, self._together)
             self.is_made = True
@@ -299,6 +304,9 @@ class KeyValueStore:
         Raises DiskFullError, or StalledStoreError if RocksDB stalled for `patience_seconds`; then nothing has changed.
         """
         with self._files as database:
+            if self._small_below is not None and self._written_bytes >= self._small_below:
+                self._small_below = None
+                database.set_options(self._memory.grown(self._together))
             self._apply(database, groups, applied_offset, row_count, patience_seconds)
 
     def write_at_once(

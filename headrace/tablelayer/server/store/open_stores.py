@@ -1,6 +1,6 @@
 """Key-value stores that are open at a time: a budget of files, which closes the least recently used stores first.
 
-An open store takes seven files and about half a megabyte, however few rows it has. So stores beyond the budget, and
+An open store takes seven files and a quarter of a megabyte, however few rows it has. So stores beyond the budget, and
 stores that were not used for some minutes, are closed after a flush, and opened again by their next use. `StoreFiles`
 counts the uses that are in progress: a store is never closed under a reader, a writer, a snapshot or a checkpoint. Its
 offsets and counters stay in memory (`kv.KeyValueStore`), so that metrics, retention and descriptions do not open it.

@@ -24,7 +24,9 @@ _BLOOM_BITS = 10  # 1 % of the lookups of absent keys read a block
 _BLOCK_BYTES = 16 << 10  # batches of sorted keys meet in blocks of this size
 _BLOCK_HASH_RATIO = 0.75  # RocksDB's own advice
 _MEMTABLE_BYTES_MIN = 512 << 10
-_MEMTABLE_BLOOM_RATIO = 0.02  # share of a memtable: 320 KiB, enough for 250,000 keys
+_SMALL_MEMTABLE_BYTES = 1 << 20
+_MEMTABLE_BLOOM_RATIO = 0.02  # share of a memtable: 320 KiB of 16 MiB, enough for 250,000 keys
+_ARENA_BLOCK_BYTES_MAX = 256 << 10
 
 
 class SharedMemory:
@@ -52,17 +54,30 @@ class SharedMemory:
         self.first_rows = Remembered()
         self.indexes = Indexes()
 
+    def memtable_bytes(self, stores: int) -> int:
+        """Return the size of the memtable of one of `stores` stores that are written to together: at most its share,
+        because the Bloom filter and the first block are allocated at once.
+        """
+        memtable_bytes = max(_MEMTABLE_BYTES_MIN, self.limits.memtables_bytes_max // stores)
+        return min(memtable_bytes, self.limits.memtable_bytes)
+
+    def grown(self, stores: int) -> dict[str, str]:
+        """Return the options that a store changes when much is written to it."""
+        memtable_bytes = self.memtable_bytes(stores)
+        block_bytes = min(_ARENA_BLOCK_BYTES_MAX, memtable_bytes // 16)
+        return {"write_buffer_size": str(memtable_bytes), "arena_block_size": str(block_bytes)}
+
     def options(self, stores: int = 1) -> Any:
         """Return the options for one of `stores` stores that are written to together.
 
-        A memtable is not larger than its share, because its Bloom filter and first block are allocated at once.
+        A memtable is small at first (`grown`): a large one takes 0.3 MB without a row.
         """
-        memtable_bytes = max(_MEMTABLE_BYTES_MIN, self.limits.memtables_bytes_max // stores)
-        memtable_bytes = min(memtable_bytes, self.limits.memtable_bytes)
+        memtable_bytes = min(_SMALL_MEMTABLE_BYTES, self.memtable_bytes(stores))
         options = Options(raw_mode=True)
         options.create_if_missing(True)
         options.set_write_buffer_size(memtable_bytes)
-        options.set_arena_block_size(min(256 << 10, memtable_bytes // 16))
+        options.set_arena_block_size(memtable_bytes // 128)
+        options.set_table_cache_num_shard_bits(0)
         options.set_write_buffer_manager(self.memtables)
         options.set_memtable_prefix_bloom_ratio(_MEMTABLE_BLOOM_RATIO)
         options.set_memtable_whole_key_filtering(True)

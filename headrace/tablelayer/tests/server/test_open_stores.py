@@ -112,6 +112,26 @@ def test_only_stores_that_were_not_used_for_a_time_are_idle(tmp_path: Path) -> N
     assert (old.is_open, new.is_open) == (False, True)
 
 
+def test_a_memtable_becomes_large_with_what_is_written(tmp_path: Path) -> None:
+    store = written(tmp_path / "s", SharedMemory(Limits()))
+
+    def size_with_a_row() -> int:
+        store.flush()
+        store.write([([b"\x01r"], [b"v"])], store.applied_offset + 1, 3)
+        with store._files as database:
+            return int(database.property_int_value("rocksdb.size-all-mem-tables"))
+
+    small = size_with_a_row()
+    assert small < 100_000  # the large Bloom filter alone takes 320 KiB
+    for number in range(40):
+        store.write([([b"\x01%d" % number], [bytes(10_000)])], store.applied_offset + 1, 3)
+    assert size_with_a_row() > 300_000
+    assert store.close_unused()
+    assert store.get(KEYS) == [b"v", b"v"]
+    assert size_with_a_row() == small
+    store.close()
+
+
 async def test_a_start_opens_no_store_that_is_not_used(tmp_path: Path) -> None:
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create(COLUMNS)
