@@ -78,7 +78,11 @@ class ReadHandlers:
             )
             if answers is not None:
                 return respond(answers)
-        quick = reads.lookup_in_memory if len(request.buckets) <= _QUICK_BUCKETS_MAX else None
+        # Few keys were tried above, unless the caller's rights have to be checked.
+        is_tried = not inserts and context.authorizer.is_open
+        quick = (
+            reads.lookup_in_memory if not is_tried and len(request.buckets) <= _QUICK_BUCKETS_MAX else None
+        )
         whole = context.api_version < _FIRST_LOOKUP_IN_PARTS
 
         async def one(part: m.LookupBucket, room: Room) -> m.LookupResult:

@@ -26,6 +26,7 @@ from headrace.tablelayer.server.read.wanted import (
     Rows,
     Versions,
     Wanted,
+    answered_at,
     answered_rows,
     columns_of,
     joined_rows,
@@ -74,13 +75,14 @@ def lookup_in_memory(
     """
     if len(keys) > _FEW_KEYS_BYTES or not stored_message.is_loaded():
         return None
+    schema = wanted.schema
     try:
-        rows = key_rows(wanted.schema, wanted.schema.primary_key, keys, keys_max, bytes_max=_FEW_KEYS_BYTES)
+        rows = key_rows(schema, schema.primary_key, keys, min(keys_max, FEW_KEYS), bytes_max=_FEW_KEYS_BYTES)
     except TableError:
-        return None  # wrong keys, or keys larger than they look: `lookup` raises the error
-    cost = wanted.schema.row_cost
+        return None  # wrong keys, many, or larger than they look: `lookup` decodes them, or raises the error
+    cost = schema.row_cost
     few_bytes = FEW_ROWS_BYTES // cost.expansion
-    if rows.num_rows > FEW_KEYS or rows.num_rows * cost.width > FEW_ROWS_BYTES:
+    if rows.num_rows * cost.width > FEW_ROWS_BYTES:
         return None
     values = store.get_in_memory(few_row_keys(wanted.schema, rows), few_bytes)
     if values is None or len(room.again().those_that_fit(values)) < len(values):
@@ -137,9 +139,13 @@ def prefix_lookup(
     # Every schema has the same primary-key columns, perhaps renamed.
     names = wanted.schema.primary_key[:prefix_length]
     sought = row_keys(wanted.schema, key_rows(wanted.schema, names, prefixes, keys_max), names)
-    counts, values, cursor = store.values_by_prefix(sought.to_pylist(), room, after)
-    rows = answered_rows(values, versions, wanted)
-    return np.array(counts, "<i4").tobytes(), rows, cursor
+    listed = sought.to_pylist()
+    found = store.rows_by_prefix(listed, room) if after is None else None
+    if found is not None:
+        counts, rows = found
+        return counts.astype("<i4").tobytes(), answered_at(rows, versions, wanted), None
+    row_counts, values, cursor = store.values_by_prefix(listed, room, after)
+    return np.array(row_counts, "<i4").tobytes(), answered_rows(values, versions, wanted), cursor
 
 
 def first_rows(

@@ -134,6 +134,12 @@ def answered_rows(
     return encode_ipc(_decoded(stored if order is None else stored.take(pa.array(order)), versions, wanted))
 
 
+def answered_at(rows: StoredRows, versions: Versions, wanted: Wanted) -> Rows:
+    """Return stored rows at addresses in the reader's columns, as `answered_rows`."""
+    message = stored_message.message_at(rows.addresses, rows.lengths, wanted.schema, wanted.columns)
+    return encode_ipc(_decoded(rows.array(), versions, wanted)) if message is None else message
+
+
 def _decoded(values: pa.BinaryArray, versions: Versions, wanted: Wanted) -> pa.RecordBatch:
     return wanted.rows(lambda columns: decode_stored(values, versions(), wanted.schema, columns))
 

@@ -49,6 +49,7 @@ from headrace.tablelayer.server.store.errors import (
 from headrace.tablelayer.server.store.first_rows import FirstRows
 from headrace.tablelayer.server.store.layout import META, META_KEY, META_VERSION, ROW_PREFIX, decode_meta
 from headrace.tablelayer.server.store.open_stores import StoreFiles
+from headrace.tablelayer.server.store.prefix_tables import PrefixTables
 from headrace.tablelayer.server.store.room_reads import (
     READ_TOGETHER,
     get_rest,
@@ -56,9 +57,10 @@ from headrace.tablelayer.server.store.room_reads import (
     values_that_fit,
 )
 from headrace.tablelayer.server.store.shared_memory import SharedMemory
-from headrace.tablelayer.server.store.sorted_tables import SortedTables
+from headrace.tablelayer.server.store.sorted_tables import SortedTables, StoredRows
 from headrace.tablelayer.server.store.store_snapshot import SnapshotTables, StoreSnapshot
 from headrace.tablelayer.server.store.table_index import UnknownTableError
+from headrace.tablelayer.server.store.table_kernels import Indices
 
 logger = logging.getLogger("headrace.tables")
 
@@ -72,6 +74,8 @@ _SIZE_PROPERTIES = ("rocksdb.live-sst-files-size", "rocksdb.size-all-mem-tables"
 _SNAPSHOT_ATTEMPTS = 16
 _SMALL_BYTES = 256 << 10
 """Number of bytes that are written to an open store before its memtable becomes large."""
+_PREFIXES_TOGETHER_MIN = 64
+"""Number of prefixes from which a kernel reads them; RocksDB's iterator takes some microseconds for each."""
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -112,10 +116,16 @@ class KeyValueStore:
         """The offset that a read may have seen: ahead of the applied offset during a write."""
         self._written_bytes = 0
         self._flushed_bytes = 0
-        self._small_below: int | None = _SMALL_BYTES
-        """The written bytes from which the memtable is large; None if it is."""
+        self._longest = 0
+        """Length of the longest row of the last lookup; 0 if there was none."""
         self._first_rows = FirstRows(memory.first_rows, ROW_PREFIX)
         self._tables = SortedTables(path, memory.disk, memory.indexes)
+        self._prefixes = PrefixTables(path, memory.disk, memory.kept)
+        self._bytes_in_files = 0
+        """The written bytes that a completed flush covers."""
+        self._flushed_for_reads_at = float("-inf")
+        self._small_below: int | None = _SMALL_BYTES
+        """The written bytes from which the memtable is large; None if it is."""
         self._flushing = threading.Lock()
         """Held by the flush of a scan: RocksDB's Python object cannot be closed during one of its calls."""
         self._write_options = WriteOptions()
@@ -221,6 +231,7 @@ class KeyValueStore:
         return not self.bytes_since_flush
 
     def files_closed(self) -> None:
+        self._prefixes.forget()
         if self._noted == self.applied:
             return
         note = Note(*self.applied, self._size_bytes)
@@ -252,14 +263,22 @@ class KeyValueStore:
         return values
 
     def get_while(self, keys: Sequence[bytes], room: Room) -> list[bytes | None]:
-        """Return the values of the first keys, as many as fit."""
+        """Return the values of the first keys, as many as fit.
+
+        The first rows ever are read one by one, and show how large rows are.
+        """
         if not self.is_made:
             return room.those_that_fit([None] * len(keys))
-        with self._files as database:
-            values = room.those_that_fit(map(database.get, keys[:READ_TOGETHER]))
-        if room.is_full or len(values) == len(keys):
-            return values
-        return values + get_rest(self.get, keys[READ_TOGETHER:], values, room, self._memory.helper)
+        values: list[bytes | None] = []
+        if not self._longest:
+            with self._files as database:
+                values = room.those_that_fit(map(database.get, keys[:READ_TOGETHER]))
+            self._longest = _longest(values)
+        if len(values) < len(keys) and not room.is_full:
+            largest = room.cost.width + room.cost.expansion * self._longest
+            values += get_rest(self.get, keys[len(values) :], largest, room, self._memory.helper)
+            self._longest = _longest(values)
+        return values
 
     def absent(self, keys: Sequence[bytes]) -> list[bool]:
         """Return, for each key, whether it is absent."""
@@ -415,6 +434,7 @@ class KeyValueStore:
                 self._flushed_bytes = before
                 raise_passing(error)
                 raise
+            self._bytes_in_files = max(self._bytes_in_files, written)
             self.durable_offset = max(self.durable_offset, offset)
             self._size_bytes = self._size_of(database)
         self._files.count()
@@ -471,6 +491,33 @@ class KeyValueStore:
         with self._files as database:
             return values_of_prefixes(database, prefixes, room, after)
 
+    def rows_by_prefix(self, prefixes: Sequence[bytes], room: Room) -> tuple[Indices, StoredRows] | None:
+        """Return what `values_by_prefix` does (row counts, rows), by a kernel over the table files.
+
+        Return None, without an effect, if that is not possible: a few prefixes, rows in memory that cannot be flushed
+        now, a large store, or rows that do not all fit.
+        """
+        if len(prefixes) < _PREFIXES_TOGETHER_MIN or not self.is_made:
+            return None
+        try:
+            with self._files:
+                if not self._is_in_files():
+                    return None
+                return self._prefixes.rows(self.live_files, prefixes, room)
+        except (UnknownTableError, OSError):
+            return None  # the iterator decides whether the files are damaged
+
+    def _is_in_files(self) -> bool:
+        """Return whether all rows are in files, perhaps after a flush. Raises UnknownTableError."""
+        if self._bytes_in_files >= self._written_bytes:
+            return True
+        now = self._memory.clock.monotonic()
+        if now < self._flushed_for_reads_at + self._memory.limits.flush_seconds:
+            return False
+        self._flushed_for_reads_at = now
+        self.flush_for_scan()
+        return self._bytes_in_files >= self._written_bytes
+
     def snapshot(self) -> StoreSnapshot:
         """Pin the present state, which stays open until the snapshot ends; writes may go on."""
         threads = self._memory.threads
@@ -500,7 +547,9 @@ class KeyValueStore:
         """Write memory to files, without any of the records that `flush` makes. Raises UnknownTableError."""
         try:
             with self._flushing, self._files as database:
+                written = self._written_bytes
                 database.flush(True)
+                self._bytes_in_files = max(self._bytes_in_files, written)
         except Exception as error:
             raise UnknownTableError(str(error)) from error
 
@@ -548,11 +597,16 @@ class KeyValueStore:
         with self._flushing:
             self._files.end()
         self._tables.forget()
+        self._prefixes.forget()
 
     def destroy(self) -> None:
         """Close, and remove the files, whatever state they are in."""
         self.abandon()
         self._memory.disk.remove_tree(self.path)
+
+
+def _longest(values: Sequence[bytes | None]) -> int:
+    return max(map(len, filter(None, values)), default=0)
 
 
 def checkpoint(disk: Disk, store: KeyValueStore, memory: SharedMemory, path: Path) -> None:

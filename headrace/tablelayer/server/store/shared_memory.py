@@ -18,6 +18,7 @@ from headrace.broker.runtime.ports import Clock, Disk, SystemClock, SystemThread
 from headrace.tablelayer.server.limits import BLOCK_CACHE_BYTES, Limits
 from headrace.tablelayer.server.store.first_rows import Remembered
 from headrace.tablelayer.server.store.open_stores import OpenStores
+from headrace.tablelayer.server.store.prefix_tables import KeptTables
 from headrace.tablelayer.server.store.table_index import Indexes
 
 _BLOOM_BITS = 10  # 1 % of the lookups of absent keys read a block
@@ -53,6 +54,7 @@ class SharedMemory:
         self.stores = OpenStores(self.clock, limits.store_files_max, limits.stores_open_max)
         self.first_rows = Remembered()
         self.indexes = Indexes()
+        self.kept = KeptTables()
 
     def memtable_bytes(self, stores: int) -> int:
         """Return the size of the memtable of one of `stores` stores that are written to together: at most its share,

@@ -29,6 +29,7 @@ from headrace.tablelayer.server.store.table_index import (
     TableIndex,
     UnknownTableError,
     bytes_array,
+    read_bytes,
     read_index,
 )
 from headrace.tablelayer.server.store.table_kernels import UNKNOWN, Indices
@@ -264,7 +265,7 @@ class SortedTables:
         if not starts[-1]:
             return Piece(StoredRows.of([]), end, end is not None)
         all_places, all_sizes = np.concatenate(places), np.concatenate(sizes)
-        entries, longest, ends = _checked(all_places, all_sizes, owners)
+        entries, longest, ends = checked(all_places, all_sizes, owners)
         bound, is_inclusive = upper, False
         if end is not None and (upper is None or end < upper):
             bound, is_inclusive = end, True
@@ -301,7 +302,7 @@ class SortedTables:
     def _blocks(self, run: _Run, first: int, stop: int, owners: list[Any]) -> tuple[Indices, Indices]:
         """Read some blocks of a file; return their addresses and sizes."""
         position, size = run.index.span(first, stop)
-        data = np.frombuffer(self._bytes_of(run.path, position, size), np.uint8)
+        data = np.frombuffer(read_bytes(self._disk, run.path, position, size), np.uint8)
         owners.append(data)
         blocks = run.index.blocks[first:stop]
         return blocks[:, 0] + (data.ctypes.data - position), blocks[:, 1].copy()
@@ -347,20 +348,10 @@ class SortedTables:
         first = group * _BLOCKS_OF_GROUP
         stop = min(len(run.index.blocks), first + _BLOCKS_OF_GROUP)
         places, sizes = self._blocks(run, first, stop, owners)
-        entries, _, ends = _checked(places, sizes, owners)
+        entries, _, ends = checked(places, sizes, owners)
         addresses, lengths = np.empty(entries, np.int64), np.empty(entries, np.int64)
         found = kernels.rows_of(places, ends, addresses, lengths)
         return StoredRows(addresses[:found], lengths[:found], owners)
-
-    def _bytes_of(self, path: Path, position: int, size: int) -> bytes:
-        file = self._disk.open_read_only(path)
-        try:
-            data = file.read(size, position) if size else b""
-        finally:
-            file.close()
-        if len(data) != size:
-            raise UnknownTableError(f"{path.name} ends before {position + size}")
-        return data
 
 
 def _sorted_runs(files: Sequence[dict[str, Any]]) -> Sequence[list[dict[str, Any]]]:
@@ -415,7 +406,7 @@ def _planned(runs: Sequence[_Run], piece_bytes: int) -> bytes | None:
             return bound
 
 
-def _checked(places: Indices, sizes: Indices, owners: list[Any]) -> tuple[int, int, Indices]:
+def checked(places: Indices, sizes: Indices, owners: list[Any]) -> tuple[int, int, Indices]:
     """Check and decompress blocks in place. Return (entries, bytes of the longest key, ends of the entries)."""
     kinds, ends = np.empty(len(places), np.int64), np.empty(len(places), np.int64)
     unpacked_bytes = kernels.check(places, sizes, kinds)

@@ -116,6 +116,18 @@ def bytes_array(value: bytes) -> npt.NDArray[np.uint8]:
     return sealed(np.frombuffer(value, np.uint8))
 
 
+def read_bytes(disk: Disk, path: Path, position: int, size: int) -> bytes:
+    """Return bytes of a table file. Raises UnknownTableError if it ends before, OSError."""
+    file = disk.open_read_only(path)
+    try:
+        data = file.read(size, position) if size else b""
+    finally:
+        file.close()
+    if len(data) != size:
+        raise UnknownTableError(f"{path.name} ends before {position + size}")
+    return data
+
+
 def read_index(disk: Disk, path: Path) -> TableIndex:
     """Return the index of a table file. Raises UnknownTableError, OSError."""
     file = disk.open_read_only(path)

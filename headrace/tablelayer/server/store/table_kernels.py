@@ -42,12 +42,12 @@ ENDED, FULL = 0, 1
 """Results of `merge`: it has come to the end of the blocks or to the upper key, or the limits are reached."""
 _PLAIN, _LZ4 = 0, 4
 _LAST_BYTE_PRIME: Final = 0x6B9083D9  # RocksDB's `ModifyChecksumForLastByte`
-_LOW: Final = 0xFFFFFFFF
-_HASH_INDEX_BIT: Final = 1 << 31
+LOW: Final = 0xFFFFFFFF
+HASH_INDEX_BIT: Final = 1 << 31
 _VARINT_BYTES_MAX: Final = 5
-_TAG_BYTES: Final = 8
-_DELETION, _VALUE, _SINGLE_DELETION = 0, 1, 7
-_BLOCK, _LAST_BLOCK, _AT, _END, _KEY, _KEY_LENGTH, _VALUE_AT, _VALUE_LENGTH = 0, 1, 2, 3, 4, 5, 6, 7
+TAG_BYTES: Final = 8
+DELETION, VALUE, SINGLE_DELETION = 0, 1, 7
+BLOCK, LAST_BLOCK, AT, END, KEY, KEY_LENGTH, VALUE_AT, VALUE_LENGTH = 0, 1, 2, 3, 4, 5, 6, 7
 CURSOR_FIELDS: Final = 8
 ROW_BYTE: Final = 1
 
@@ -71,9 +71,9 @@ def _is_sound(at: Int64, size: Int64) -> bool:
     """Return whether the checksum of a block of `size` bytes, without its trailer, is right."""
     if size < SHORTEST:
         return False
-    wanted = np.int64(int32_at(at + size + 1, 0)) & _LOW
-    found = np.int64(xxh3(at, size) & np.uint64(_LOW))
-    found ^= (np.int64(byte_at(at, size)) * _LAST_BYTE_PRIME) & _LOW
+    wanted = np.int64(int32_at(at + size + 1, 0)) & LOW
+    found = np.int64(xxh3(at, size) & np.uint64(LOW))
+    found ^= (np.int64(byte_at(at, size)) * _LAST_BYTE_PRIME) & LOW
     return bool(found == wanted)
 
 
@@ -172,13 +172,13 @@ def entries_end(at: Int64, size: Int64) -> Int64:
     if size < 8:
         return np.int64(UNKNOWN)
     end = at + size - 4
-    packed = np.int64(int32_at(end, 0)) & _LOW
-    if packed & _HASH_INDEX_BIT:
+    packed = np.int64(int32_at(end, 0)) & LOW
+    if packed & HASH_INDEX_BIT:
         if size < 10:
             return np.int64(UNKNOWN)
         buckets = np.int64(byte_at(end, -2)) | (np.int64(byte_at(end, -1)) << 8)
         end -= 2 + buckets
-        packed ^= _HASH_INDEX_BIT
+        packed ^= HASH_INDEX_BIT
     end -= 4 * packed
     return end if end >= at else np.int64(UNKNOWN)
 
@@ -205,7 +205,7 @@ def count(places: Indices, sizes: Indices, ends: Indices) -> tuple[Int64, Int64]
             if size < 0 or other < 0 or shared < 0 or shared > length or other + size > end - at:
                 return unknown
             length = shared + other
-            if length < _TAG_BYTES:
+            if length < TAG_BYTES:
                 return unknown
             longest = max(longest, length)
             at += other + size
@@ -224,7 +224,7 @@ def _word_of(key: Int64, length: Int64) -> Int64:
 
 
 @njit(cache=True, nogil=True)
-def _compared(left: Int64, left_length: Int64, right: Int64, right_length: Int64, start: Any) -> Int64:
+def compared(left: Int64, left_length: Int64, right: Int64, right_length: Int64, start: Any) -> Int64:
     """Return -1, 0 or 1 for the order of two keys that are equal before byte `start`."""
     shorter = min(left_length, right_length)
     for index in range(start, shorter):
@@ -247,7 +247,7 @@ def first_block_from(arena: Bytes, separators: Table, key: Bytes) -> Int64:
     while low < high:
         middle = (low + high) >> 1
         at, size = base + separators[middle, 0], separators[middle, 1]
-        if _compared(at, size, key.ctypes.data, len(key), 0) < 0:
+        if compared(at, size, key.ctypes.data, len(key), 0) < 0:
             low = middle + 1
         else:
             high = middle
@@ -255,19 +255,19 @@ def first_block_from(arena: Bytes, separators: Table, key: Bytes) -> Int64:
 
 
 @njit(cache=True, nogil=True)
-def _advance(cursors: Table, words: Words, run: int, places: Indices, ends: Indices, sequence: int) -> Int64:
+def advance(cursors: Table, words: Words, run: int, places: Indices, ends: Indices, sequence: int) -> Int64:
     """Move a run's cursor to its next entry with a sequence number up to `sequence`; the block is -1 at the end."""
-    key, length = cursors[run, _KEY], cursors[run, _KEY_LENGTH]
-    at, end = cursors[run, _AT], cursors[run, _END]
+    key, length = cursors[run, KEY], cursors[run, KEY_LENGTH]
+    at, end = cursors[run, AT], cursors[run, END]
     while True:
         while at >= end:
-            block = cursors[run, _BLOCK] + 1
-            if block >= cursors[run, _LAST_BLOCK]:
-                cursors[run, _BLOCK] = -1
+            block = cursors[run, BLOCK] + 1
+            if block >= cursors[run, LAST_BLOCK]:
+                cursors[run, BLOCK] = -1
                 return np.int64(0)
-            cursors[run, _BLOCK] = block
+            cursors[run, BLOCK] = block
             at, end = places[block], ends[block]
-            cursors[run, _END] = end
+            cursors[run, END] = end
         shared, at = varint_at(at, end)
         other, at = varint_at(at, end)
         size, at = varint_at(at, end)
@@ -275,13 +275,36 @@ def _advance(cursors: Table, words: Words, run: int, places: Indices, ends: Indi
         length = shared + other
         value = at + other
         at = value + size
-        if np.int64(word_at(key, length - _TAG_BYTES) >> np.uint64(8)) <= sequence:
+        if np.int64(word_at(key, length - TAG_BYTES) >> np.uint64(8)) <= sequence:
             break
-    cursors[run, _AT] = at
-    cursors[run, _KEY_LENGTH] = length
-    cursors[run, _VALUE_AT], cursors[run, _VALUE_LENGTH] = value, size
-    words[run] = _word_of(key, length - _TAG_BYTES)
+    cursors[run, AT] = at
+    cursors[run, KEY_LENGTH] = length
+    cursors[run, VALUE_AT], cursors[run, VALUE_LENGTH] = value, size
+    words[run] = _word_of(key, length - TAG_BYTES)
     return np.int64(0)
+
+
+@njit(cache=True, nogil=True)
+def smallest(cursors: Table, words: Words) -> Int64:
+    """Return the cursor with the smallest key, the newest version of it first; -1 if all are at their ends."""
+    best: Int64 = np.int64(-1)
+    word, tag = np.uint64(0), np.uint64(0)
+    key, length = np.int64(0), np.int64(0)
+    for run in range(len(words)):
+        if cursors[run, BLOCK] < 0:
+            continue
+        if best >= 0:
+            if words[run] > word:
+                continue
+            if words[run] == word:
+                other, other_length = cursors[run, KEY], cursors[run, KEY_LENGTH] - TAG_BYTES
+                order = compared(other, other_length, key, length, min(9, length, other_length))
+                if order > 0 or (order == 0 and word_at(other, other_length) < tag):
+                    continue
+        best, word = np.int64(run), words[run]
+        key, length = cursors[run, KEY], cursors[run, KEY_LENGTH] - TAG_BYTES
+        tag = word_at(key, length)
+    return best
 
 
 @njit(cache=True, nogil=True)
@@ -316,68 +339,54 @@ def merge(
     cursors = np.zeros((runs, CURSOR_FIELDS), np.int64)
     words = np.zeros(runs, np.uint64)
     for run in range(runs):
-        cursors[run, _KEY] = keys.ctypes.data + run * capacity
-        cursors[run, _BLOCK], cursors[run, _LAST_BLOCK] = run_starts[run] - 1, run_starts[run + 1]
-        _advance(cursors, words, run, places, ends, sequence)
+        cursors[run, KEY] = keys.ctypes.data + run * capacity
+        cursors[run, BLOCK], cursors[run, LAST_BLOCK] = run_starts[run] - 1, run_starts[run + 1]
+        advance(cursors, words, run, places, ends, sequence)
         while (
-            cursors[run, _BLOCK] >= 0
-            and _compared(
-                cursors[run, _KEY], cursors[run, _KEY_LENGTH] - _TAG_BYTES, lower.ctypes.data, len(lower), 0
+            cursors[run, BLOCK] >= 0
+            and compared(
+                cursors[run, KEY], cursors[run, KEY_LENGTH] - TAG_BYTES, lower.ctypes.data, len(lower), 0
             )
             < 0
         ):
-            _advance(cursors, words, run, places, ends, sequence)
+            advance(cursors, words, run, places, ends, sequence)
     upper_at, upper_length = upper.ctypes.data, len(upper) - SLACK
     upper_word = _word_of(upper_at, upper_length)
     found, size, made = np.int64(0), np.int64(0), np.int64(0)
     last_at, last_length = last.ctypes.data, np.int64(-1)
     last_word = np.uint64(0)
     while found < limits[0] and size < limits[1] and made < limits[2]:
-        best: Int64 = np.int64(-1)
-        word, tag = np.uint64(0), np.uint64(0)
-        key, length = np.int64(0), np.int64(0)
-        for run in range(runs):
-            if cursors[run, _BLOCK] < 0:
-                continue
-            if best >= 0:
-                if words[run] > word:
-                    continue
-                if words[run] == word:
-                    other, other_length = cursors[run, _KEY], cursors[run, _KEY_LENGTH] - _TAG_BYTES
-                    order = _compared(other, other_length, key, length, min(9, length, other_length))
-                    if order > 0 or (order == 0 and word_at(other, other_length) < tag):
-                        continue
-            best, word = run, words[run]
-            key, length = cursors[run, _KEY], cursors[run, _KEY_LENGTH] - _TAG_BYTES
-            tag = word_at(key, length)
+        best = smallest(cursors, words)
         if best < 0:
             return found, last_length, np.int64(ENDED)
+        word, key, length = words[best], cursors[best, KEY], cursors[best, KEY_LENGTH] - TAG_BYTES
+        tag = word_at(key, length)
         if length < 1 or byte_at(key, 0) != ROW_BYTE:
             return np.int64(UNKNOWN), np.int64(0), np.int64(0)
         if is_bounded and word >= upper_word:
             order = np.int64(1)
             if word == upper_word:
-                order = _compared(key, length, upper_at, upper_length, min(9, length, upper_length))
+                order = compared(key, length, upper_at, upper_length, min(9, length, upper_length))
             if order > 0 or (order == 0 and not is_inclusive):
                 return found, last_length, np.int64(ENDED)
         is_older = (
             last_length == length
             and last_word == word
-            and _compared(key, length, last_at, last_length, min(9, length)) == 0
+            and compared(key, length, last_at, last_length, min(9, length)) == 0
         )
         if not is_older:
             copy_bytes(key, last_at, length)
             last_length, last_word = length, word
             kind = np.int64(tag & np.uint64(255))
-            if kind == _VALUE:
-                out_addresses[found] = cursors[best, _VALUE_AT]
-                out_lengths[found] = cursors[best, _VALUE_LENGTH]
+            if kind == VALUE:
+                out_addresses[found] = cursors[best, VALUE_AT]
+                out_lengths[found] = cursors[best, VALUE_LENGTH]
                 found += 1
-                size += cursors[best, _VALUE_LENGTH]
-                made += limits[3] + limits[4] * cursors[best, _VALUE_LENGTH]
-            elif kind != _DELETION and kind != _SINGLE_DELETION:
+                size += cursors[best, VALUE_LENGTH]
+                made += limits[3] + limits[4] * cursors[best, VALUE_LENGTH]
+            elif kind != DELETION and kind != SINGLE_DELETION:
                 return np.int64(UNKNOWN), np.int64(0), np.int64(0)
-        _advance(cursors, words, best, places, ends, sequence)
+        advance(cursors, words, best, places, ends, sequence)
     return found, last_length, np.int64(FULL)
 
 

@@ -27,7 +27,6 @@ from headrace.tablelayer.tests.server.tables import Table, tables
 FEW, MANY = 1_000, 12_000
 COLUMNS = "a INT, b INT, v BIGINT, text STRING, PRIMARY KEY (a, b) NOT ENFORCED"
 ALLOWED = {
-    "values_of_prefixes": "RocksDB's iterator has no other interface, and a prefix has few rows",
     "KeyValueStore.get_within": "the sizes of the rows that a write replaces are counted",
     "_to_store": "the values of a batch with deletions are chosen by a list comprehension",
     "KeyValueStore._apply": "RocksDB's batch takes one deletion a call",

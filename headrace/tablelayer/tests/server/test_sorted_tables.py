@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pytest
 from rocksdict import DBCompressionType
 
+from headrace.broker.runtime.ports import Disk
 from headrace.tablelayer.model.filters.filters import Filter, encode_filter
 from headrace.tablelayer.model.rows.stored import decode_rows, encode_rows
 from headrace.tablelayer.model.schema.schema import Schema
@@ -280,13 +281,13 @@ def test_statistics_skip_blocks_and_change_no_answer(
     monkeypatch.setattr(sorted_tables, "_TOGETHER_BYTES", 1 << rng.randrange(13, 21))
     monkeypatch.setattr(sorted_tables, "_BLOCKS_OF_GROUP", rng.choice([1, 2, 3]))
     read: list[int] = []
-    bytes_of = sorted_tables.SortedTables._bytes_of
+    read_bytes = sorted_tables.read_bytes
 
-    def counted(tables: sorted_tables.SortedTables, path: Path, position: int, size: int) -> bytes:
+    def counted(disk: Disk, path: Path, position: int, size: int) -> bytes:
         read.append(size)
-        return bytes_of(tables, path, position, size)
+        return read_bytes(disk, path, position, size)
 
-    monkeypatch.setattr(sorted_tables.SortedTables, "_bytes_of", counted)
+    monkeypatch.setattr(sorted_tables, "read_bytes", counted)
     store = KeyValueStore.open(tmp_path / "kv", SmallMemory(Limits()))
     model = {each: each for each in range(6_000)}
     held: list[tuple[StoreSnapshot, dict[int, int]]] = []
