@@ -57,7 +57,7 @@ _FILES_MAX: Final = 16
 _ROWS_OF_PREFIX: Final = 16
 _NO_LIMIT: Final = (1 << 55) - 1
 """No sequence number is larger."""
-_ATTEMPTS: Final = 4
+_ATTEMPTS: Final = 8
 FULL: Final = -2
 
 

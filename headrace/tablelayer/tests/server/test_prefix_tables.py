@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from pathlib import Path
 
 import numpy as np
@@ -46,8 +47,12 @@ def expected(state: dict[bytes, bytes], prefixes: list[bytes]) -> tuple[list[int
 
 
 def found(store: KeyValueStore, prefixes: list[bytes]) -> tuple[list[int], list[bytes]]:
-    room = wide()
-    read = store.rows_by_prefix(prefixes, room)
+    for _ in range(100):  # the files may change too fast for a read
+        room = wide()
+        read = store.rows_by_prefix(prefixes, room)
+        if read is not None:
+            break
+        time.sleep(0.01)
     assert read is not None
     counts, rows = read
     values = [bytes(value) for value in rows.array().to_pylist()]
