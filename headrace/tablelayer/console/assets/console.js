@@ -46,7 +46,7 @@ async function overview() {
 const topicLink = (name) => h("a", { href: `#/topics/${part(name)}` }, name);
 const TOPIC_PLOTS = [["Records written a second", "records_per_second", count], ["Bytes of the log", "bytes", size, true]];
 const NO_TOPIC = "There is no topic yet. Create one: headrace topics create clicks, or CREATE TABLE in headrace sql.";
-const tableLink = (name) => h("a", { href: `#/tables/${part(name)}` }, name);
+const tableLink = (name, title = name) => h("a", { href: `#/tables/${part(name)}` }, title);
 
 async function topics([name, tab]) {
   if (name) return topic(name, tab || "records");
@@ -56,7 +56,7 @@ async function topics([name, tab]) {
     const signal = begin(), answer = await ask(`/api/topics${query({ internal })}`, { signal });
     if (signal.aborted) return;
     list.replaceChildren(listing([["topic", (each) => topicLink(each.name)],
-      ["kind", (each) => (each.table ? tableLink(each.name) : each.internal ? "internal" : "topic"), "", (each) => (each.table ? "table" : each.internal ? "internal" : "topic")],
+      ["kind", (each) => (each.table ? tableLink(each.name, "table") : each.internal ? "internal" : "topic"), "", (each) => (each.table ? "table" : each.internal ? "internal" : "topic")],
       ["partitions", (each) => count(each.partitions), "number"],
       ["health", (each) => (each.offline ? h("span", { class: "bad" }, `${count(each.offline)} without a leader`) : each.under_replicated ? h("span", { class: "bad" }, `${count(each.under_replicated)} not in sync`) : "")],
       ["log", (each) => size(each.bytes), "number", (each) => each.bytes],
@@ -261,8 +261,9 @@ function resetting(at, found) {
 // -- the lake, refused records, brokers ---------------------------------------------------------------------
 
 async function lake([name]) {
-  if (name) return [h("h1", {}, `${name} in the lake`), plotsOf("lake", name, [["Age of the oldest change that is not in the lake", "behind_ms", span]])];
   const found = (await ask("/api/lake")).entries;
+  if (name) return [h("h1", {}, `${name} in the lake`), found.some((each) => each.name === name) ? plotsOf("lake", name, [["Age of the oldest change that is not in the lake", "behind_ms", span]])
+    : h("section", {}, h("p", { class: "soft empty" }, `${name} is not tiered to a lake. Set 'table.datalake.enabled' = 'true' for it, and run headrace tier.`))];
   return [h("h1", {}, "The lake"), h("section", {}, listing([["table or topic", (each) => (each.topic ? topicLink : tableLink)(each.name)], ["format", (each) => each.format],
     ["behind", (each) => count(each.behind), "number"], ["oldest", (each) => h("a", { href: `#/lake/${part(each.name)}` }, span(each.behind_ms)), "number", (each) => each.behind_ms], ["freshness", (each) => span(each.freshness_ms), "number"],
     ["last commit (UTC)", (each) => (each.committed_at_ms === null ? "never" : moment(each.committed_at_ms))], ["snapshot", (each) => each.snapshot ?? "", "code"],

@@ -209,6 +209,11 @@ def test_every_page_shows_text_and_fits(
             assert page.get_by_role("region", name="Records").locator("tbody tr").count() == 50
             height = page.evaluate("document.documentElement.scrollHeight")
             assert height < 100 * 50, f"50 records make {height} px"
+        if to == "topics":
+            kinds = page.get_by_role("link", name="table", exact=True)
+            assert [each.get_attribute("href") for each in kinds.all()] == ["#/tables/default.fruit"]
+        if to == "lake/default.fruit":
+            page.get_by_text("default.fruit is not tiered to a lake. Set").wait_for()
         name = re.sub(r"\W+", "-", to)[:40] or "overview"
         page.screenshot(path=shots / f"{name}-{width}-{theme}.png", full_page=True)
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
