@@ -1,6 +1,7 @@
 """The scripts in `examples/fluss`, and what users see of words without an effect."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from headrace.tablelayer.client import OutgoingRecord
 from headrace.tablelayer.model.errors import TableError
 from headrace.tablelayer.sql.errors import SqlError
+from headrace.tablelayer.tests.lakes import lake_offered
 
 SCRIPTS = Path(__file__).parents[4] / "examples" / "fluss"
 
@@ -56,6 +58,20 @@ def test_definitions_and_reads_of_fluss_are_carried_out(sql):
     assert {(each["user_id"], each["orders"], each["amount"]) for each in totals} == {(7, 1, 20), (8, 1, 5)}
     assert [tuple(each.values()) for each in changes] == [("+I", 1, 10), ("-U", 1, 10), ("+U", 1, 20)]
     assert sorted(tuple(each.values()) for each in stream) == [("+A", "ink", 2), ("+A", "pen", 4)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("demos", [("demo", "demo_cluster"), ("cdc",)])
+def test_tables_of_the_demos_are_created(sql, demos):
+    own = f"{sql.database}_shop"
+    scripts = [(SCRIPTS.parent / demo / "tables.sql").read_text() for demo in demos]
+    with lake_offered(sql.connection):
+        for text in scripts:
+            answers(sql, re.sub(r"\bshop\b", own, text))
+    made = set(sql.connection.admin.list_tables(own))
+    assert made == {name for text in scripts for name in re.findall(r"CREATE TABLE shop\.(\w+)", text)}
+    assert made
+    answers(sql, f"USE {sql.database}; DROP DATABASE {own} CASCADE")
 
 
 def test_a_query_that_goes_on_shows_rows_and_then_changes(sql):
