@@ -114,8 +114,14 @@ def source_of(connection: Connection, name: str, select: Select, known: Known | 
         return Source(
             Step(path, "lake"), None, lambda: _of_lake(lambda scans: scans.lake_metadata(connection, path))
         )
+    plain = path.removesuffix(CHANGELOG_SUFFIX).removesuffix(LAKE_SUFFIX)
+    if _SUFFIX in plain:
+        raise SqlError(
+            f"{path} is not a view of a table: the views of a table t are t{CHANGELOG_SUFFIX}, t{LAKE_SUFFIX} and"
+            f" t{METADATA_PREFIX}snapshots"
+        )
     try:
-        table = connection.table(path.removesuffix(CHANGELOG_SUFFIX).removesuffix(LAKE_SUFFIX))
+        table = connection.table(plain)
     except (TableError, KafkaError) as error:
         topic = None if past is not None else find_topic(connection, path, select.database, error)
         if topic is not None:

@@ -145,6 +145,12 @@ def test_records_of_a_topic_are_rows_of_a_temporary_table(sql):
         sql("SELECT * FROM strict")
 
 
+def test_a_view_that_a_table_does_not_have_is_refused_with_those_that_it_has(sql):
+    sql("CREATE TABLE seen (id INT)")
+    with pytest.raises(SqlError, match=r"seen\$binlog is not a view of a table.* t\$changelog, t\$lake"):
+        sql("SELECT * FROM seen$binlog")
+
+
 def test_partitions_of_a_calendar_are_there_after_create(sql):
     sql("CREATE TABLE t (d STRING, a INT) PARTITIONED BY (d) WITH ('table.auto-partition.enabled' = 'true')")
     assert len(sql("SHOW PARTITIONS t")) == 2
