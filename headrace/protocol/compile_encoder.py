@@ -346,7 +346,7 @@ def _too_large(message: DeclaredMessage) -> EncodeTooLarge:
 
 def _no_place(path: str, value: object, version: int) -> EncodeError:
     return EncodeError(
-        f"{path} is {value!r}, but version {version} has no place for it; leave it at its default"
+        f"{path} is {value!r}, but version {version} has no such field; leave it at its default"
     )
 
 

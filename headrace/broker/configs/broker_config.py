@@ -115,7 +115,7 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
     *LISTENER_CONFIGS,
     *REPLICATION_CONFIGS,
     *TLS_CONFIGS,
-    ConfigKey("broker.rack", _STRING, None, "Rack of this broker, which clients are told."),
+    ConfigKey("broker.rack", _STRING, None, "Rack of this broker, as clients see it."),
     # the cluster
     *ZOOKEEPER_CONFIGS,
     # security

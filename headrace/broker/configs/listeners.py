@@ -233,8 +233,8 @@ LISTENER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         "advertised.listeners",
         ConfigType.LIST,
         None,
-        "Addresses that clients are told: NAME://host:port for each listener, or host:port if there is only "
-        "one. By default the address of the listener, or the machine's name if that is every address.",
+        "Addresses that the broker advertises to clients: NAME://host:port for each listener, or host:port if there is "
+        "only one. By default the address of the listener, or the machine's name if that is every address.",
         _checked(_parse),
     ),
     ConfigKey(

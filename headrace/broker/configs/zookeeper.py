@@ -72,8 +72,8 @@ ZOOKEEPER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         "zookeeper.session.timeout.ms",
         ConfigType.INT,
         "6000",
-        "Session timeout with ZooKeeper, in milliseconds: a broker that ZooKeeper has not heard of for this "
-        "time is not a leader any more.",
+        "Session timeout with ZooKeeper, in milliseconds: a broker that sends nothing to ZooKeeper for this "
+        "time loses its leaderships.",
         at_least(1),
     ),
     ConfigKey(

@@ -109,7 +109,7 @@ class SharedCopy:
         try:
             await self._store.transact([CreateNode(CLAIM, json.dumps({"number": number}).encode())])
         except NodeExistsError:
-            raise OSError("another controller has claimed remote storage just now") from None
+            raise OSError("another controller has just taken over remote storage") from None
         return number
 
     async def _keep_image(self, epoch: int, newest: int) -> bool:

@@ -359,7 +359,7 @@ class ZooKeeperStore:
             if self._beats is not None and self._client._state != KeeperState.EXPIRED_SESSION:
                 self._loop.call_later(self._session_timeout / BEATS_PER_SESSION, self._begin_again)
         elif state == KazooState.SUSPENDED:
-            logger.warning("the connection to ZooKeeper at %s is lost; the session may go on", self._hosts)
+            logger.warning("the connection to ZooKeeper at %s is lost; the session may continue", self._hosts)
         else:
             if self._beats is not None:
                 self._beats.cancel()

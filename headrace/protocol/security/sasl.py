@@ -87,7 +87,7 @@ class Scram:
         if self._server_signature is None:
             return self._proof(challenge)
         if self._done:
-            raise SaslError("it goes on after the end of the exchange")
+            raise SaslError("it continues after the end of the exchange")
         self._check_signature(challenge)
         self._done = True
         return None

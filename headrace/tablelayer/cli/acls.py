@@ -38,7 +38,7 @@ TopicsOption = Annotated[list[str] | None, _named("A topic, or a table as db.tab
 GroupsOption = Annotated[list[str] | None, _named("A consumer group")]
 IdsOption = Annotated[list[str] | None, _named("A transactional id")]
 TokensOption = Annotated[list[str] | None, _named("A delegation token, by its owner")]
-UsersOption = Annotated[list[str] | None, _named("A user whose tokens are meant")]
+UsersOption = Annotated[list[str] | None, _named("A user, for rights on its tokens")]
 ClusterOption = Annotated[bool, typer.Option("--cluster", help="The cluster itself.")]
 PrefixedOption = Annotated[bool, typer.Option("--prefixed", help="The names are beginnings of names.")]
 DenyOption = Annotated[bool, typer.Option("--deny", help="Deny the operations instead of allowing them.")]

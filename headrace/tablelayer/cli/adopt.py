@@ -30,7 +30,7 @@ def adopt_directory(
     address = config["zookeeper.connect"]
     if address is None:
         raise CommandError(
-            "name the new cluster's place with --zookeeper, for example 127.0.0.1:2181/headrace"
+            "name the new cluster's path in ZooKeeper with --zookeeper, for example 127.0.0.1:2181/headrace"
         )
     found = asyncio.run(_adopt(data, config, dry_run))
     broker = f"broker {found.node_id} of cluster {found.cluster_id}"

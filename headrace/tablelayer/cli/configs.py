@@ -29,7 +29,7 @@ class Kind(StrEnum):
     GROUP = "group"
 
 
-KindArgument = Annotated[Kind, typer.Argument(help="Kind of the thing that is configured.")]
+KindArgument = Annotated[Kind, typer.Argument(help="Kind of resource that is configured.")]
 NameArgument = Annotated[
     str,
     typer.Argument(help="Name of the topic or group, or id of the broker; all: all brokers."),

@@ -102,9 +102,7 @@ def _write_parquet(connection: Connection, session: Session, sql: str, to: Path 
             if answer.schema is None:
                 continue
             if answer.is_endless:
-                raise CommandError(
-                    "a query that goes on never fills a Parquet file: ask without EMIT CHANGES"
-                )
+                raise CommandError("a streaming query never fills a Parquet file: leave out EMIT CHANGES")
             if count is not None:
                 raise CommandError("a Parquet file has the rows of one query, but there are two queries")
             count = write_parquet(answer.schema, answer.batches(), path)

@@ -44,7 +44,7 @@ class Cluster:
     @get("/api/plots")
     def plots(
         self,
-        of: Annotated[str, "The kind of thing: cluster, topic, table, group, broker or lake."] = "cluster",
+        of: Annotated[str, "The kind of resource: cluster, topic, table, group, broker or lake."] = "cluster",
         name: Annotated[str, "The name of the topic, table, group, or the broker's id."] = "",
         minutes: Annotated[int, "Length of the time up to now, in minutes."] = 60,
     ) -> dict[str, Any]:

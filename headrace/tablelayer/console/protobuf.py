@@ -105,12 +105,12 @@ def _places(data: bytes) -> tuple[list[int], bytes]:
     """Return the place of the message in its file, outermost first, and the message."""
     count, at = _number(data, 0)
     if not 0 <= count <= _PLACES_MAX:
-        raise ValueError("its message's place in the schema is not one")
+        raise ValueError("its message index does not exist in the schema")
     places = []
     for _ in range(count):
         place, at = _number(data, at)
         if place < 0:
-            raise ValueError("its message's place in the schema is not one")
+            raise ValueError("its message index does not exist in the schema")
         places.append(place)
     return places or [0], data[at:]
 
@@ -126,7 +126,7 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
         if byte < 128:
             return (value >> 1) ^ -(value & 1), at
         shift += 7
-    raise ValueError("its message's place in the schema is not one")
+    raise ValueError("its message index does not exist in the schema")
 
 
 def _fields(data: bytes, depth: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from headrace.tablelayer.sql.types import duckdb_type, quoted, text_literal
 _INSTEAD = {
     "filesystem": "name the file in a query: SELECT ... FROM 'file.csv'",
     "print": "a SELECT prints its rows",
-    "blackhole": "EXPLAIN SELECT tells how a query is answered",
+    "blackhole": "EXPLAIN SELECT shows how a query is answered",
     "jdbc": "DuckDB reads other databases: SELECT ... FROM postgres_scan(...)",
     "fluss": "CREATE TABLE without TEMPORARY makes a table of this server",
     "upsert-kafka": "a table with a primary key is a topic that Kafka's clients upsert into",

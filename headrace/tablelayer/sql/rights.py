@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from headrace.tablelayer.client.admin.ddl import created, dropped
 from headrace.tablelayer.client.blocking.security import SecurityAdmin
 from headrace.tablelayer.model.ddl import (
     AlterUser,
@@ -30,13 +31,13 @@ def run_rights(security: SecurityAdmin, statement: RightsStatement) -> Answer:
     if isinstance(statement, CreateUser):
         password = statement.password.reveal()
         security.create_user(statement.name, password, if_not_exists=statement.if_not_exists)
-        return Answer(text=f"user {statement.name} is there")
+        return Answer(text=created(f"user {statement.name}", statement.if_not_exists))
     if isinstance(statement, AlterUser):
         security.alter_user(statement.name, statement.password.reveal())
         return Answer(text=f"changed the password of user {statement.name}")
     if isinstance(statement, DropUser):
         security.drop_user(statement.name, if_exists=statement.if_exists)
-        return Answer(text=f"user {statement.name} is gone")
+        return Answer(text=dropped(f"user {statement.name}", statement.if_exists))
     users = security.list_users()
     return Answer(
         rows=pa.table(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.protocol.loading.lazy import lazy_module
 from headrace.tablelayer.client import Connection
-from headrace.tablelayer.client.admin.ddl import define
+from headrace.tablelayer.client.admin.ddl import created, define, dropped
 from headrace.tablelayer.client.metrics import RequestMetrics
 from headrace.tablelayer.model.ddl import (
     AlterUser,
@@ -233,7 +233,7 @@ class Session:
         carry_out = _CARRIED_OUT.get(type(statement))
         if self.settings.is_streaming and isinstance(statement, (InsertSelect, CreateTableAs, CopyTo)):
             raise SqlError(
-                "in streaming mode this statement would go on, and headrace sql writes the rows of one moment:"
+                "in streaming mode this statement would not end, and headrace sql writes the rows of one moment:"
                 " SET 'execution.runtime-mode' = 'batch', or use a stream of Spark"
             )
         if isinstance(statement, (InsertSelect, CopyFrom, Truncate)):
@@ -351,7 +351,7 @@ class Session:
         name = str(statement.path)
         if name in self.views and not statement.or_replace:
             if statement.if_not_exists:
-                return Answer(text=f"view {name} is there")
+                return Answer(text=f"view {name} exists")
             raise TableError(
                 TableErrorCode.TABLE_EXISTS, f"view {name} exists already: use CREATE OR REPLACE VIEW"
             )
@@ -368,7 +368,7 @@ class Session:
         name = str(statement.path)
         if name in self.views:
             if statement.if_not_exists:
-                return Answer(text=f"temporary table {name} is there")
+                return Answer(text=f"temporary table {name} exists")
             raise TableError(TableErrorCode.TABLE_EXISTS, f"temporary table {name} exists already")
         if self._connection.admin.table_exists(statement.path):
             raise TableError(
@@ -388,14 +388,14 @@ class Session:
         found = source or self._connection.admin.describe_table(statement.source)
         definition = definition_like(statement, found)
         self._connection.admin.create_table(definition, if_not_exists=statement.if_not_exists)
-        return Answer(text=f"table {definition.path} is there")
+        return Answer(text=created(f"table {definition.path}", statement.if_not_exists))
 
     def _drop_view(self, statement: DropView) -> Answer:
         name = str(statement.path)
         self.temporary.pop(name, None)
         if self.views.pop(name, None) is None and not statement.if_exists:
             raise TableError(TableErrorCode.TABLE_NOT_FOUND, f"view {name} does not exist")
-        return Answer(text=f"view {name} is gone")
+        return Answer(text=dropped(f"view {name}", statement.if_exists))
 
     # -- changes
 
@@ -423,9 +423,9 @@ class Session:
         with self._writing():
             rows = self._writes.create(statement)
         if rows is None:
-            return Answer(text=f"table {statement.path} is there")
+            return Answer(text=f"table {statement.path} exists")
         told = count_text(rows, "written", perf_counter() - began)
-        return Answer(text=f"table {statement.path} is there, {told}", row_count=rows)
+        return Answer(text=f"created table {statement.path}, {told}", row_count=rows)
 
     def _copy_from(self, statement: CopyFrom) -> Answer:
         from headrace.tablelayer.sql.files import copy_from

@@ -31,7 +31,7 @@ def stream(connection: Connection, select: Select, *, files: bool = True) -> pa.
         raise SqlError(str(error)) from None
     past = select.moments.get(name)
     if past is not None and past.options is None:
-        raise SqlError("a query that goes on has no FOR SYSTEM_TIME AS OF: its table is read as it is now")
+        raise SqlError("a streaming query has no FOR SYSTEM_TIME AS OF: its table is read as it is now")
     path = name if past is None else past.table
     of_changes = path.endswith(CHANGELOG_SUFFIX)
     if "$" in path.removesuffix(CHANGELOG_SUFFIX):

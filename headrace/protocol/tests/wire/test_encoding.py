@@ -123,7 +123,7 @@ def test_a_produce_request_is_not_copied():
         (FetchRequest(topics=5), 12, r"topics is 5, not a list"),
         (FetchRequest(topics=[FetchTopic(topic=7)]), 12, r"topic is 7, which is not a valid string"),
         (FetchRequest(topics=[FetchTopic(topic_id="a")]), 13, r"topic_id is 'a', which is not a valid uuid"),
-        (FetchRequest(replica_id=3), 15, r"replica_id is 3, but version 15 has no place"),
+        (FetchRequest(replica_id=3), 15, r"replica_id is 3, but version 15 has no such field"),
         (FetchRequest(), 3, r"versions 4 to 18, not 3"),
         (FetchRequest(), 19, r"versions 4 to 18, not 19"),
         (MetadataRequest(topics=None), 0, r"topics is None, which version 0 does not allow"),

@@ -103,7 +103,7 @@ def define(admin: Definer, statement: Statement) -> str | None:
             comment=statement.comment,
             properties=statement.properties,
         )
-        return f"database {statement.name} is there"
+        return created(f"database {statement.name}", statement.if_not_exists)
     if isinstance(statement, AlterDatabase):
         admin.alter_database(
             statement.name,
@@ -116,20 +116,30 @@ def define(admin: Definer, statement: Statement) -> str | None:
         return _alter(admin, statement)
     if isinstance(statement, DropDatabase):
         admin.drop_database(statement.name, if_exists=statement.if_exists, cascade=statement.cascade)
-        return f"database {statement.name} is gone"
+        return dropped(f"database {statement.name}", statement.if_exists)
     if isinstance(statement, CreateTable):
         admin.create_table(statement.definition, if_not_exists=statement.if_not_exists)
-        return f"table {statement.definition.path} is there"
+        return created(f"table {statement.definition.path}", statement.if_not_exists)
     if isinstance(statement, DropTable):
         admin.drop_table(statement.path, if_exists=statement.if_exists)
-        return f"table {statement.path} is gone"
+        return dropped(f"table {statement.path}", statement.if_exists)
     if isinstance(statement, AddPartition):
         admin.add_partition(statement.path, statement.spec, if_not_exists=statement.if_not_exists)
-        return f"the partition of table {statement.path} is there"
+        return created(f"the partition of table {statement.path}", statement.if_not_exists)
     if isinstance(statement, DropPartition):
         admin.drop_partition(statement.path, statement.spec, if_exists=statement.if_exists)
-        return f"the partition of table {statement.path} is gone"
+        return dropped(f"the partition of table {statement.path}", statement.if_exists)
     return None
+
+
+def created(name: str, if_not_exists: bool) -> str:
+    """Return the message of a CREATE. With IF NOT EXISTS it is not known whether the statement made it."""
+    return f"{name} exists" if if_not_exists else f"created {name}"
+
+
+def dropped(name: str, if_exists: bool) -> str:
+    """Return the message of a DROP. With IF EXISTS it is not known whether the statement removed it."""
+    return f"{name} does not exist" if if_exists else f"dropped {name}"
 
 
 def _alter(admin: Definer, statement: AlterTable) -> str:

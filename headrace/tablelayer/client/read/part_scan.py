@@ -491,7 +491,7 @@ class PartScan:
         if offset < begin:
             whole = self._definition.is_primary_key_table or self._definition.settings.datalake_enabled
             remedy = (
-                f"{begin - offset:,} offsets were deleted before this scan read them. Go on at {begin} without them"
+                f"{begin - offset:,} offsets were deleted before this scan read them. Continue at {begin} without them"
                 f" (start, or seek), or scan again from {'full' if whole else 'earliest'!r}"
             )
         return KafkaError(

@@ -94,7 +94,7 @@ _NOT_HERE = {
     "LOAD": "use COPY t FROM 'file.csv'",
     "QUIT": "leave the prompt with \\q",
     "EXIT": "leave the prompt with \\q",
-    "STOP": "end a query that goes on with Ctrl-C",
+    "STOP": "end a streaming query with Ctrl-C",
 }
 _OF_QUERIES = ("DESC", "WITH", "FROM", "VALUES", "PIVOT", "UNPIVOT")
 """First words of queries that an error does not list."""

@@ -322,7 +322,7 @@ class DropView(msgspec.Struct, frozen=True):
 
 
 class Stream(msgspec.Struct, frozen=True):
-    """A query that goes on: a row for each change of its table, until it is stopped."""
+    """A streaming query: a row for each change of its table, until it is stopped."""
 
     select: Select
 

@@ -1,4 +1,4 @@
-"""A query that goes on, as DuckDB's SQL over a batch of changes."""
+"""A streaming query, as DuckDB's SQL over a batch of changes."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ def stream_query(select: Select) -> tuple[str, str, int | None]:
             for name in tree.args
             if name not in ("expressions", "from_", "where", "limit") and tree.args[name]
         )
-        raise ValueError(f"{wrong.strip('_').upper()} is not in a query that goes on; {_OTHERWISE}")
+        raise ValueError(f"{wrong.strip('_').upper()} is not part of a streaming query; {_OTHERWISE}")
     found = next(
         (node for node in tree.walk() if node is not tree and isinstance(node, _NEEDS_MORE_ROWS)), None
     )
     if found is not None:
         raise ValueError(
-            f"{found.sql(dialect=DuckDB)} needs more than one row, and a query that goes on has one at a time;"
+            f"{found.sql(dialect=DuckDB)} needs more than one row, and a streaming query has one at a time;"
             f" {_OTHERWISE}"
         )
     limit = tree.args.get("limit")
     number: int | None = None
     if limit is not None:
         if not only(limit, exp.Limit, "expression") or not limit.expression.is_int:
-            raise ValueError("LIMIT of a query that goes on is a number")
+            raise ValueError("LIMIT of a streaming query must be a number")
         number = int(limit.expression.this)
     op = exp.column(OP, quoted=True)
     for star in tree.find_all(exp.Star):

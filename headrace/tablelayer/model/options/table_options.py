@@ -357,7 +357,7 @@ class TableOptions:
         BOOLEAN,
         True,
         "Whether the lake table, when the tiering job makes it, gets the columns __bucket, __offset and __timestamp: "
-        "the place of a row's last change in the log.",
+        "the position of a row's last change in the log.",
     )
     datalake_compaction = Option(
         "table.datalake.auto-compaction",
@@ -465,7 +465,7 @@ class TableOptions:
         "table.kafka.avro.schema",
         one_of(AvroSchemaPlace),
         AvroSchemaPlace.REGISTRY,
-        "Place of an Avro value's schema: 'registry', with an id before the value (Confluent's wire "
+        "Location of an Avro value's schema: 'registry', with an id before the value (Confluent's wire "
         "format), or 'record': each value is an Avro object container file.",
         value_format=(KafkaValueFormat.AVRO,),
     )
@@ -569,7 +569,10 @@ _ONLY_IN_FLUSS = (
         "partition.expiration-",
         "for a table in Paimon write it with its prefix: 'paimon.partition.expiration-time'",
     ),
-    ("merge-engine", "the name is 'table.merge-engine', with the words first_row, versioned and aggregation"),
+    (
+        "merge-engine",
+        "the name is 'table.merge-engine', with the values first_row, versioned and aggregation",
+    ),
     (
         "sequence.field",
         "'table.merge-engine' = 'versioned' with its 'ver-column' keeps the row of the highest version",

@@ -60,7 +60,7 @@ async def append_dead_letters(
     if there < needed:
         raise KafkaError(
             ErrorCode.NOT_ENOUGH_REPLICAS,
-            f"dead-letter topic {topic} wants min.insync.replicas={needed}; {there} is in sync",
+            f"dead-letter topic {topic} needs min.insync.replicas={needed}, and {there} replica(s) are in sync",
         )
     info = partition.append(batch, AppendOrigin.CLIENT)
     if not await partition.wait_acknowledged(info.last_offset + 1, -1, timeout_ms):

@@ -31,7 +31,7 @@ def has_to_go(
     if counts[client] >= own_max:
         mine = [(idle, key) for owner, idle, key in held if owner == client and idle >= idle_seconds]
         if not mine:
-            return f"this client holds {counts[client]} places; the maximum for one client is {own_max}"
+            return f"this client holds {counts[client]} slots; the maximum for one client is {own_max}"
         return max(mine, key=lambda each: each[0])[1]
     total = sum(counts.values())
     if total < all_max:

@@ -165,7 +165,10 @@ async def copy_store(
             f"broker {broker} has it up to offset {store.applied_offset}, but {least_offset} is needed"
         )
         await services.run(store.destroy)
-    raise NoCopyError("no other broker has a usable store: " + ("; ".join(reasons) or "there is none to ask"))
+    raise NoCopyError(
+        "no other broker has a usable store: "
+        + ("; ".join(reasons) or "there is no other broker with a replica")
+    )
 
 
 async def _fetch(

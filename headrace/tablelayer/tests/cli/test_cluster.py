@@ -61,7 +61,7 @@ def test_adoption_names_missing_options_before_it_changes_anything(headrace, tmp
     nowhere = headrace("cluster", "adopt", "--data", str(tmp_path / "data"))
     assert (nowhere.exit_code, nowhere.stderr) == (
         1,
-        "name the new cluster's place with --zookeeper, for example 127.0.0.1:2181/headrace\n",
+        "name the new cluster's path in ZooKeeper with --zookeeper, for example 127.0.0.1:2181/headrace\n",
     )
     nobody = f"127.0.0.1:{free_port()}/path"
     quick = ("--set", "zookeeper.connection.timeout.ms=500")

@@ -190,7 +190,7 @@ def test_a_scan_that_is_behind_its_log_goes_on_from_the_lake(
     assert len(set(times.values())) > 1
     assert scanned(filter="n >= 4") == [row for row in newest if row[1] is not None and row[1] >= 4]
     of_log = ClientConfig(scan_mode="log")
-    lost = r"offsets were deleted before this scan read them\. Go on at \d+"
+    lost = r"offsets were deleted before this scan read them\. Continue at \d+"
     with connect(address, of_log) as other, pytest.raises(KafkaError, match=lost):
         scanned(other)
 

@@ -326,7 +326,7 @@ async def test_open_scans_of_a_client_do_not_lock_out_others(tmp_path: Path, pas
         assert [each.error_code for each in greedy] == [0, 0, 0]
         refused = await open_from("192.0.2.1")
         assert refused.error_code == TableErrorCode.BUFFER_EXHAUSTED
-        assert "holds 3 places; the maximum for one client is 3" in refused.error_message
+        assert "holds 3 slots; the maximum for one client is 3" in refused.error_message
         second = await open_from("192.0.2.2")
         assert second.error_code == 0
         # All places are taken: the host with the most gives its longest idle one to a host without any.

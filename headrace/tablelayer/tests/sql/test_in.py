@@ -49,7 +49,7 @@ def test_values_may_be_worked_out(sql):
 def test_a_table_is_made_of_a_query(sql):
     sql("CREATE TABLE a (k INT, v STRING); INSERT INTO a VALUES (1, 'x'), (2, 'y'), (3, NULL)")
     said = sql("CREATE TABLE b AS SELECT k * 2 AS k, v, count(*) OVER () AS n FROM a")
-    assert said == f"table {sql.database}.b is there, 3 rows written"
+    assert said == f"created table {sql.database}.b, 3 rows written"
     assert [row["type"] for row in sql("SHOW COLUMNS FROM b")] == ["INT", "STRING", "BIGINT"]
     assert sql("SELECT k, n FROM b ORDER BY k") == [{"k": k, "n": 3} for k in (2, 4, 6)]
     sql(
@@ -61,7 +61,7 @@ def test_a_table_is_made_of_a_query(sql):
     assert [str(column.type) for column in definition.schema.columns] == ["BIGINT", "CHAR(1)"]
     sql("CREATE TABLE d (PRIMARY KEY (k) NOT ENFORCED) AS FROM a WHERE v IS NOT NULL")
     assert sql("SELECT * FROM d WHERE k = 2") == [{"k": 2, "v": "y"}]
-    assert sql("CREATE TABLE IF NOT EXISTS d AS SELECT 1 AS x") == f"table {sql.database}.d is there"
+    assert sql("CREATE TABLE IF NOT EXISTS d AS SELECT 1 AS x") == f"table {sql.database}.d exists"
     for text, complaint in (
         ("CREATE TABLE d AS SELECT 1 AS x", "exists already"),
         ("CREATE TABLE e (z INT) AS SELECT 1 AS x", "has no column 'z'"),
