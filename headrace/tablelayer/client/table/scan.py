@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from time import monotonic
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +34,8 @@ from headrace.tablelayer.model.table.definition import StoredTable
 PartitionOffsets = Mapping[str, Mapping[int, int]]
 Start = str | int | Mapping[int, int] | PartitionOffsets
 Until = str | Mapping[int, int] | PartitionOffsets | None
+_TURN_SECONDS: Final = 0.0005
+"""Time for which batches that have arrived are returned before other tasks run."""
 
 
 def check_as_of(as_of: object, start: Start, definition: StoredTable) -> None:
@@ -99,6 +102,7 @@ class AsyncScan:
         self._asked = (definition, columns, buckets, wanted)
         self._stream: AsyncGenerator[ScanBatch, None] | None = None
         self._next: asyncio.Future[ScanBatch | None] | None = None
+        self._turn_ends = 0.0
 
     def __aiter__(self) -> AsyncScan:
         return self
@@ -106,7 +110,9 @@ class AsyncScan:
     async def __anext__(self) -> ScanBatch:
         """Return the next batch. Cancelling the wait (`asyncio.timeout`) loses nothing: the next call returns it."""
         if self._next is None and self._source.has_arrived:
-            await asyncio.sleep(0)  # lets other tasks run between two batches; nothing is taken yet
+            if monotonic() >= self._turn_ends:  # a turn of the loop costs more than a batch of a few rows
+                await asyncio.sleep(0)  # lets other tasks run; nothing is taken yet
+                self._turn_ends = monotonic() + _TURN_SECONDS
             batch = self.take_arrived()
             if batch is not None:
                 return batch
