@@ -11,7 +11,7 @@
 These names are the client's (`headrace.tablelayer.client`); `headrace.spark` has those of Spark programs. Everything
 else in `headrace.protocol`, `headrace.broker` and `headrace.tablelayer` may change in any release.
 
-This module is the front door: it composes the parts of the table layer. The client stands below SQL, and Spark's data
+This module is the entry point: it composes the parts of the table layer. The client stands below SQL, and Spark's data
 source stands below the lake. Each finds the part above it as a plug-in that is set here, before any other import.
 """
 

@@ -189,10 +189,10 @@ class Demo:
         took["orders, as JSON by confluent-kafka"] = (sent, time.monotonic() - begun)
         produce(self.address, "clicks", [b"no", b"schema", b"here"], self.access.librdkafka(ADMIN))
         self.stage.rows(
-            ["door", "rows", "seconds", "rows/s"],
+            ["client", "rows", "seconds", "rows/s"],
             [
-                (door, f"{rows:,}", seconds and f"{seconds:.2f}", seconds and f"{rows / seconds:,.0f}")
-                for door, (rows, seconds) in took.items()
+                (client, f"{rows:,}", seconds and f"{seconds:.2f}", seconds and f"{rows / seconds:,.0f}")
+                for client, (rows, seconds) in took.items()
             ],
         )
         counts = {

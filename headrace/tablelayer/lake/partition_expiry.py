@@ -1,7 +1,7 @@
 """Expiry of old partitions: `paimon.partition.expiration-time`, as a part of a round's maintenance.
 
 The rule is Paimon's: a partition expires when the time in its values is older than that. It holds for the partitions of
-the lake and of the server, and so for the plain name in every door:
+the lake and of the server, and so for every reader of the whole table:
 
 1. Find the expired partitions of both.
 2. Drop those that the server has, as a client does. From then on no read by the plain name has their rows: the server

@@ -587,7 +587,7 @@ TABLE_REQUESTS: dict[type[ApiMessage], Maker] = {
 """Honest requests for each API of the table layer."""
 
 
-# -- the Kafka face -------------------------------------------------------------------------------------------
+# -- the Kafka view -------------------------------------------------------------------------------------------
 
 
 def values_for(table: Standing, rows: pa.RecordBatch) -> list[bytes]:

@@ -249,7 +249,7 @@ def renamed(value: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# ---- through the doors that users take
+# ---- through the commands and clients that users take
 
 
 def tierer(address: str) -> subprocess.Popen[str]:
