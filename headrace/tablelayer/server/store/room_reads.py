@@ -19,7 +19,7 @@ from headrace.tablelayer.server.room import Room
 
 READ_TOGETHER = 16
 """Number of keys: that many rows are read before their sizes are checked."""
-_LOOKED_UP_TOGETHER_MAX = 512
+_LOOKED_UP_TOGETHER_MAX = 256
 """The same if earlier rows show that there is room: each call takes the interpreter lock once."""
 _LARGER = 8
 """Rows may be that many times as large as the earlier ones, and still have room together."""

@@ -28,14 +28,14 @@ PARTITIONS = 150
 
 
 @contextmanager
-def served(data: Path, log: Path) -> Iterator[tuple[str, int]]:
-    """Run a server with `FILES` descriptors. Yield its address and process id."""
+def served(data: Path, log: Path, *more: str, files: int = FILES) -> Iterator[tuple[str, int]]:
+    """Run a server with that many descriptors and `more` arguments. Yield its address and process id."""
     command = [sys.executable, "-m", "headrace.tablelayer.cli.main", "serve", "--listen", "127.0.0.1:0"]
     command += ["--data", str(data), "--set", "log.retention.check.interval.ms=200"]
-    command += ["--set", "log.initial.task.delay.ms=0", "--set", "kv.snapshot.interval=1 s"]
+    command += ["--set", "log.initial.task.delay.ms=0", "--set", "kv.snapshot.interval=1 s", *more]
     with log.open("a") as errors:
         process = subprocess.Popen(
-            ["sh", "-c", f'ulimit -n {FILES}; exec "$@"', "sh", *command],
+            ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command],
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
