@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from http import HTTPStatus
 from typing import Annotated, Any, Final
 
 import msgspec
 
-from headrace.tablelayer.console.rest import Rest
+from headrace.tablelayer.console.rest import RestService
 from headrace.tablelayer.console.routes import Body, RequestError, get, post
 
 _SECRET: Final = re.compile(
@@ -28,21 +27,8 @@ class Restart(Body):
     failed: bool = False
 
 
-class Connect:
-    def __init__(self, rest: Rest | None) -> None:
-        self._rest = rest
-
-    @property
-    def is_there(self) -> bool:
-        return self._rest is not None
-
-    @property
-    def _asked(self) -> Rest:
-        if self._rest is None:
-            raise RequestError(
-                "the console knows no Kafka Connect: start it with --connect URL", HTTPStatus.NOT_FOUND
-            )
-        return self._rest
+class Connect(RestService):
+    absent = "the console does not know a Kafka Connect: start it with --connect URL"
 
     @get("/api/connectors")
     def connectors(self) -> dict[str, Any]:

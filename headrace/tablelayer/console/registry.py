@@ -12,7 +12,7 @@ from collections import OrderedDict
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
-from headrace.tablelayer.console.rest import Rest
+from headrace.tablelayer.console.rest import Rest, RestService
 from headrace.tablelayer.console.routes import RequestError, get
 
 KEPT_MAX: Final = 1000
@@ -22,27 +22,16 @@ REFERENCES_MAX: Final = 64
 AVRO: Final = "AVRO"
 
 
-class Registry:
+class Registry(RestService):
     """A schema registry, or none. Schemas never change and are kept."""
 
+    absent = "the console has no schema registry: start it with --schema-registry URL"
+
     def __init__(self, rest: Rest | None) -> None:
-        self._rest = rest
+        super().__init__(rest)
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[int, bool], dict[str, Any]] = OrderedDict()
         self._away: tuple[float, RequestError] | None = None
-
-    @property
-    def is_there(self) -> bool:
-        return self._rest is not None
-
-    @property
-    def _asked(self) -> Rest:
-        if self._rest is None:
-            raise RequestError(
-                "the console has no schema registry: start it with --schema-registry URL",
-                HTTPStatus.NOT_FOUND,
-            )
-        return self._rest
 
     def schema(self, number: int, *, serialized: bool = False) -> dict[str, Any]:
         """Return `schema`, `schemaType` and `references` of a number. Raises RequestError.

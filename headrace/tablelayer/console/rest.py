@@ -13,7 +13,7 @@ import ssl
 import time
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -109,6 +109,25 @@ class Rest:
             + (f": {one_line(str(said), 500)}" if said else ""),
             known.get(status, HTTPStatus.BAD_GATEWAY),
         )
+
+
+class RestService:
+    """A service that the console asks by REST, or none. `absent` says how the console learns of one."""
+
+    absent: ClassVar[str]
+
+    def __init__(self, rest: Rest | None) -> None:
+        self._rest = rest
+
+    @property
+    def is_there(self) -> bool:
+        return self._rest is not None
+
+    @property
+    def _asked(self) -> Rest:
+        if self._rest is None:
+            raise RequestError(self.absent, HTTPStatus.NOT_FOUND)
+        return self._rest
 
 
 def _content(response: http.client.HTTPResponse) -> bytes:
