@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.tablelayer.cli.words import counted
 from headrace.tablelayer.client import KafkaError, OutgoingRecord, connect
 from headrace.tablelayer.client.admin.produce import partition_of
 
@@ -304,7 +305,7 @@ def test_a_group_goes_on_elsewhere(headrace, connection, topic, group, words, af
     assert aborted.exit_code == 1
     assert positions(connection, group) == before
     assert good(headrace("groups", "reset", group, *words, "--yes")) == (
-        f"{len(planned)} offsets of group {group} are set\n"
+        f"set {counted(len(planned), 'offset')} of group {group}\n"
     )
     assert positions(connection, group) == after
 
@@ -369,7 +370,8 @@ def test_offsets_and_groups_are_forgotten(headrace, connection, topic, group):
 
 
 def test_configurations_are_listed_described_and_set(headrace, connection, topic):
-    good(headrace("configs", "set", "topic", topic, "retention.ms=1234", "segment.ms=99999"))
+    done = good(headrace("configs", "set", "topic", topic, "retention.ms=1234", "segment.ms=99999"))
+    assert done == f"set 2 configurations of topic {topic}\n"
     own = [each for each in lines(headrace("configs", "list", "-o", "json")) if each["name"] == topic]
     assert own == [
         {"kind": "topic", "name": topic, "configuration": "retention.ms", "value": "1234"},
@@ -382,7 +384,8 @@ def test_configurations_are_listed_described_and_set(headrace, connection, topic
     everything = lines(headrace("configs", "describe", "topic", topic, "--all", "-o", "json"))
     assert {"retention.ms", "segment.ms"} <= {each["configuration"] for each in some}
     assert len(everything) > len(some) + 10
-    good(headrace("configs", "set", "topic", topic, "--unset", "retention.ms", "--dry-run"))
+    dry = good(headrace("configs", "set", "topic", topic, "--unset", "retention.ms", "--dry-run"))
+    assert dry == f"could set 1 configuration of topic {topic}\n"
     assert connection.kafka.describe_topic(topic).configs["retention.ms"] == "1234"
     refused(headrace("configs", "describe", "topic", topic, "retention"), "did you mean 'retention.ms'")
     refused(headrace("configs", "set", "topic", topic, "retention.ms"), "name=value")
