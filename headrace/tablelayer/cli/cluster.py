@@ -375,4 +375,4 @@ def _carry_out(
             typer.echo(f"{left} of {len(places)} partitions left", err=True)
     if refused:
         named = "\n".join(f"  {why}" for why in list(refused.values())[:NAMED_MAX])
-        raise CommandError(f"{counted(len(refused), 'partition')} cannot be moved:\n{named}")
+        raise CommandError(f"{len(refused)} partitions cannot be moved:\n{named}")

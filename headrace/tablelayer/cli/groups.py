@@ -10,14 +10,7 @@ import typer
 from headrace.tablelayer.cli.errors import CommandError
 from headrace.tablelayer.cli.names import group_names
 from headrace.tablelayer.cli.options import DEFAULT_SERVER, Format, FormatOption, ServerOption
-from headrace.tablelayer.cli.words import (
-    DryRunOption,
-    YesOption,
-    confirm,
-    counted,
-    moment_of,
-    topic_and_partitions,
-)
+from headrace.tablelayer.cli.words import DryRunOption, YesOption, confirm, moment_of, topic_and_partitions
 
 if TYPE_CHECKING:
     from headrace.tablelayer.client import Connection
@@ -178,7 +171,7 @@ def reset(
         confirm(f"Set these offsets of group {name}?", yes=yes)
         for topic in places:
             connection.kafka.commit_offsets(name, topic, {row[1]: row[3] for row in rows if row[0] == topic})
-    typer.echo(f"set {counted(len(rows), 'offset')} of group {name}", err=output is not Format.TABLE)
+    typer.echo(f"{len(rows)} offsets of group {name} are set", err=output is not Format.TABLE)
 
 
 @groups.command()

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 
-from headrace.tablelayer.cli.words import counted
 from headrace.tablelayer.client import stopping
 
 _LOOK_SECONDS = 0.1
@@ -73,7 +72,7 @@ def interruptible(work: Callable[[], None], written: Callable[[], int]) -> None:
     if errors:
         lines += getattr(errors[0], "__notes__", ())
     elif count := max(count, written()):  # the thread has not ended, and has said nothing yet
-        lines.append(f"{counted(count, 'row')} written before the interruption")
+        lines.append(f"{count} rows written before the interruption")
         lines.append("some of the next rows may be written, too")
     raise InterruptedWorkError("\n".join(lines), goes_on=not ended.is_set())
 

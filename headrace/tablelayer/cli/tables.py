@@ -10,7 +10,7 @@ import typer
 from headrace.tablelayer.cli.errors import CommandError
 from headrace.tablelayer.cli.names import table_names, topic_names
 from headrace.tablelayer.cli.options import DEFAULT_SERVER, Format, FormatOption, ServerOption
-from headrace.tablelayer.cli.words import counted, named_values
+from headrace.tablelayer.cli.words import named_values
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -174,7 +174,7 @@ def create(
 
                 copied = backfill(connection, source, topic, follow=follow, skip_refused=skip_refused)
                 refused = f", {copied.refused} refused" if copied.refused else ""
-                typer.echo(f"{counted(copied.written, 'record')} of {source} copied{refused}", err=True)
+                typer.echo(f"{copied.written} records of {source} copied{refused}", err=True)
             elif not shown:
                 typer.echo(
                     f"the table is empty: the records of {source} are not in it, and new ones will not be. Let"

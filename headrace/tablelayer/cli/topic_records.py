@@ -105,7 +105,7 @@ def produce(
                 places = connection.kafka.produce(name, piece)
             except Exception as error:
                 if written:
-                    error.add_note(f"{counted(written, 'record')} had been written before")
+                    error.add_note(f"{written} records had been written before")
                 raise
             written += len(places)
             if output is not Format.TABLE:

@@ -14,6 +14,7 @@ from uuid import UUID
 from headrace.tablelayer.lake.adapter import LakeError, LakeTable
 from headrace.tablelayer.lake.coordinator import TOKEN_VARIABLE, LakeStatus, ServerCoordinator
 from headrace.tablelayer.lake.reader import LakeReader
+from headrace.tablelayer.model.lake.offsets import Offsets
 from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.spark.sessions import iceberg_catalog_properties
@@ -54,13 +55,15 @@ class LakeCatalog:
 class TieredTable:
     """A table and its lake's catalog.
 
-    `known_snapshot` is the last lake snapshot that was reported to the server. `dropped` as in `LakeState`.
+    `known_snapshot` is the last lake snapshot that was reported to the server, and `known_offsets` are its offsets by
+    place. `dropped` as in `LakeState`.
     """
 
     definition: StoredTable
     catalog: LakeCatalog
     known_snapshot: int | None
     dropped: Mapping[str, UUID] = field(default_factory=dict)
+    known_offsets: Offsets = field(default_factory=dict)
 
 
 def tiered_table(connection: Any, name: str, warehouse: str | None) -> TieredTable:
@@ -73,7 +76,8 @@ def tiered_table(connection: Any, name: str, warehouse: str | None) -> TieredTab
         raise LakeError(f"{path} is a partition, which is tiered together with its table: read {path.whole}")
     definition = connection.admin.describe_table(path)
     status = ServerCoordinator(connection, "union read").describe(definition.table_id)
-    return TieredTable(definition, lake_catalog(status, warehouse, path), status.snapshot_id, status.dropped)
+    catalog = lake_catalog(status, warehouse, path)
+    return TieredTable(definition, catalog, status.snapshot_id, status.dropped, status.offsets)
 
 
 def lake_catalog(status: LakeStatus, warehouse: str | None, path: TablePath | str) -> LakeCatalog:

@@ -16,7 +16,7 @@ from headrace.tablelayer.model.options.table_options import ChangelogImage
 from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.table.lake_shape import has_system_columns
 from headrace.tablelayer.model.table.partitions import Partition
-from headrace.tablelayer.spark.frames import frame_schema, splits_frame
+from headrace.tablelayer.spark.frames import splits_frame
 from headrace.tablelayer.spark.splits import (
     DELETED_COLUMN,
     ReadMode,
@@ -29,7 +29,7 @@ from headrace.tablelayer.spark.splits import (
 from headrace.tablelayer.spark.types import SYSTEM_FIELDS
 
 LOCAL_ROWS_MAX, LOCAL_BYTES_MAX = 250_000, 16 << 20
-"""Limits of the changes that the driver holds and sends to each task of a join.
+"""Limits of the changes that the driver holds, and whose keys it sends to each executor.
 
 They are a third of Spark's own limit for local rows (`spark.sql.execution.arrow.localRelationThreshold`).
 """
@@ -119,10 +119,10 @@ class TableChanges:
     def changes(self, spark: Any, start: Offsets, end: Offsets) -> Any:
         return splits_frame(spark, *self._read(start, end))
 
-    def local(self, spark: Any, start: Offsets, end: Offsets) -> Any | None:
-        """Return `changes` as local rows in Spark; None above LOCAL_ROWS_MAX or LOCAL_BYTES_MAX.
+    def few(self, start: Offsets, end: Offsets) -> pa.Table | None:
+        """Return the rows of `changes`; None above LOCAL_ROWS_MAX or LOCAL_BYTES_MAX.
 
-        Local rows spare Spark the jobs that a Python data source costs each time its frame is used.
+        Rows that the driver has read spare Spark the jobs that a Python data source costs each time its frame is used.
         """
         if sum(offset - start.get(place, 0) for place, offset in end.items()) > LOCAL_ROWS_MAX:
             return None
@@ -135,9 +135,7 @@ class TableChanges:
             ]
         if sum(batch.nbytes for batch in batches) > LOCAL_BYTES_MAX:
             return None
-        schema = read.arrow_schema()
-        rows = pa.Table.from_batches(batches or [pa.RecordBatch.from_pylist([], schema)], schema)
-        return spark.createDataFrame(rows, frame_schema(read))  # pyspark converts no column without a batch
+        return pa.Table.from_batches(batches, read.arrow_schema())
 
     def _read(self, start: Offsets, end: Offsets) -> tuple[TableRead, list[Split]]:
         schema = self._definition.schema

@@ -62,7 +62,7 @@ from headrace.tablelayer.model.options.lake_options import ICEBERG_PREFIX, passe
 from headrace.tablelayer.model.schema.schema import SYSTEM_COLUMNS, Column
 from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.types.column_types import TypeKind
-from headrace.tablelayer.spark.sessions import LAKE_CATALOG, attach_catalog
+from headrace.tablelayer.spark.sessions import LAKE_CATALOG, activate, attach_catalog
 from headrace.tablelayer.spark.splits import DELETED_COLUMN
 from headrace.tablelayer.spark.types import spark_schema
 
@@ -112,6 +112,8 @@ class IcebergTable:
         self.name = f"{self.namespace}.`{path.table}`"
         self._plain_name = f"{catalog}.{path.database}.{path.table}"
         self._lock_file = _lock_file(properties, definition)
+        self._seen: Any | None = None
+        """Iceberg's table object of the last `find_committed`, good for reads of its snapshots."""
 
     # ---- state
 
@@ -171,7 +173,7 @@ class IcebergTable:
 
     def find_committed(self, known_snapshot: int | None = None) -> LakeState:
         """Read the table's metadata once, so that head and offsets are consistent. See `LakeTable`."""
-        table = self._load()
+        table = self._seen = self._load()
         if table is None:
             return LakeState()
         head, tag = table.currentSnapshot(), table.refs().get(TIERED_NAME)
@@ -190,11 +192,16 @@ class IcebergTable:
 
     def _load(self) -> Any | None:
         """Return Iceberg's own table object, freshly loaded; None if there is no such table."""
-        # `exists` also makes this session the active one, in whose settings Spark looks the catalog up.
-        if not self.exists():
-            return None
+        from pyspark.errors import AnalysisException
+
+        activate(self.spark)  # Spark looks the catalog up in the settings of the active session
         helper = self.spark._jvm.org.apache.iceberg.spark.Spark3Util
-        return helper.loadIcebergTable(self.spark._jsparkSession, self.name)
+        try:
+            return helper.loadIcebergTable(self.spark._jsparkSession, self.name)
+        except AnalysisException:
+            if self.exists():
+                raise
+            return None
 
     # ---- a round
 
@@ -374,9 +381,12 @@ class IcebergTable:
 
     def read(self, snapshot: int | None = None, *, system_columns: bool = False) -> Any:
         """See `LakeTable`. Raises LakeError if the table was never tiered."""
-        self._must_exist()
-        shape = self._shape() if system_columns else self.definition
-        return read_columns(self.spark, self._load(), self.name, shape, snapshot)
+        table = self._seen
+        if snapshot is None or table is None or table.snapshot(snapshot) is None:
+            self._must_exist()
+            table = self._load()
+        shape = in_lake(self.definition, table.properties()) if system_columns else self.definition
+        return read_columns(self.spark, table, self.name, shape, snapshot)
 
     def snapshots(self) -> Any:
         """See `LakeTable`. Raises LakeError if the table was never tiered."""

@@ -11,6 +11,7 @@ of the table.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -242,6 +243,9 @@ def read_columns(spark: Any, table: Any, name: str, definition: TableDefinition,
     if snapshot is not None:
         written_under = table.snapshot(snapshot).schemaId()
         schema = table.schemas().get(written_under) or schema
-    names = {field.fieldId(): field.name() for field in schema.columns()}
+    text = spark._jvm.org.apache.iceberg.SchemaParser.toJson(
+        schema
+    )  # one call; each step of a loop would be another
+    names = {field["id"]: field["name"] for field in json.loads(text)["fields"]}
     chosen = columns_over(definition, definition.schema.columns, _fields_of(table, definition), names)
     return reader.table(name).select(*chosen)

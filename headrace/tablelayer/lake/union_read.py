@@ -3,16 +3,23 @@
 Both sides are pinned when `union_read` is called: the snapshot with the offsets inside it, and the log's end offsets.
 Every action on the DataFrame sees the same rows, regardless of concurrent writes and tiering.
 
-For a PK table the tail wins per key. Lake rows whose key changed after the snapshot are dropped (an anti join with the
-tail's keys), then the tail's living rows are added. Spark pushes predicates to both sides by its own rules. That is
-safe, because the keys of the anti join are not filtered by other columns.
+For a PK table the tail wins per key. Lake rows whose key changed after the snapshot are dropped, then the tail's living
+rows are added. The driver reads a short tail, and its keys are a filter on the scan of the lake. Tasks read a long
+tail, and its keys are those of an anti join. Spark pushes predicates to both sides by its own rules. That is safe,
+because the changed keys are not filtered by other columns.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.tablelayer.client.security.settings import Bootstrap, ConnectionSettings
 from headrace.tablelayer.lake.adapter import (
@@ -22,13 +29,15 @@ from headrace.tablelayer.lake.adapter import (
     hidden_partitions,
     partition_condition,
 )
-from headrace.tablelayer.lake.catalogs import tiered_table
+from headrace.tablelayer.lake.catalogs import TieredTable, tiered_table
 from headrace.tablelayer.lake.change_source import TableChanges, with_state
 from headrace.tablelayer.lake.columns import in_lake
 from headrace.tablelayer.lake.names import CHANGELOG_SUFFIX, LAKE_SUFFIX, METADATA_PREFIX
 from headrace.tablelayer.model.lake.offsets import Offsets, PartitionBucket, in_order
+from headrace.tablelayer.model.schema.schema import Column
 from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.spark.builder import table as open_builder
+from headrace.tablelayer.spark.local_rows import has_local_rows, is_filter_key, local_rows, without_keys
 from headrace.tablelayer.spark.options import server_options
 from headrace.tablelayer.spark.sessions import is_remote
 from headrace.tablelayer.spark.splits import DELETED_COLUMN
@@ -64,24 +73,40 @@ def union_read(spark: Any, bootstrap: Bootstrap, table: str, *, warehouse: str |
     if is_metadata:
         return opened.lake.snapshots()
     if table.endswith(LAKE_SUFFIX):
-        if opened.state.head is None:
+        head = opened.state.head
+        if head is None:
             return spark.createDataFrame([], spark_schema(in_lake(opened.definition, None).schema.columns))
-        return opened.lake.read(opened.state.head, system_columns=True)
-    definition, state, source = opened.definition, opened.state, opened.source
-    end = source.latest()
-    start = {place: state.offsets.get(place, 0) for place in end}
+        return opened.lake.read(head, system_columns=True)
+    return _united(spark, opened)
+
+
+def _united(spark: Any, opened: _Opened) -> Any:
+    """Return lake and log together. A thread reads the log while Spark loads the lake's table."""
+    definition, source = opened.definition, opened.source
+    end, known = source.latest(), opened.known_offsets
+    with ThreadPoolExecutor(1) as ahead:
+        early = ahead.submit(source.few, known, end) if end.keys() <= known.keys() else None
+        state = opened.state
+        lake = None if state.head is None else opened.lake.read(state.head)
+    if early is not None and all(state.offsets.get(place) == known[place] for place in end):
+        few = early.result()
+    else:  # a round has ended since the server was asked, or is not reported yet
+        end, few = source.latest(), None
     new = {place: offset for place, offset in end.items() if place not in state.offsets}
+    start = {place: state.offsets.get(place, 0) for place in end}
+    if lake is not None:
+        lake = _without(lake, definition, hidden_partitions(state, end))
+    if few is None and not new:
+        few = source.few(start, end)
+    if few is not None:
+        return overlaid(spark, lake, few, definition)
     if new:
         earliest = source.earliest()
         start |= {place: earliest.get(place, 0) for place in new}
-    tail = None if new else source.local(spark, start, end)
-    if tail is None:
-        tail = with_state(source.state(spark, new) if new else None, new, source, spark, start, end)
-    if state.head is None:
+    tail = with_state(source.state(spark, new) if new else None, new, source, spark, start, end)
+    if lake is None:
         return _living(tail) if definition.is_primary_key_table else tail
-    changes = sum(offset - start[place] for place, offset in end.items())
-    lake = _without(opened.lake.read(state.head), definition, hidden_partitions(state, end))
-    return merge_tail(lake, tail, definition, changes)
+    return merge_tail(lake, tail, definition, sum(offset - start[place] for place, offset in end.items()))
 
 
 def _by_data_source(spark: Any, bootstrap: Bootstrap, table: str, warehouse: str | None) -> Any:
@@ -137,21 +162,29 @@ def _stream_start(tiered: Offsets, present: Offsets) -> dict[str, Any]:
     return start
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Opened:
+    """`known_offsets` are the tiered offsets as the server knows them, which may be older than the lake's."""
+
     definition: StoredTable
     lake: LakeTable
-    state: LakeState
     source: TableChanges
+    tiered: TieredTable
+
+    @property
+    def known_offsets(self) -> Offsets:
+        return self.tiered.known_offsets
+
+    @cached_property
+    def state(self) -> LakeState:
+        return replace(self.lake.find_committed(self.tiered.known_snapshot), dropped=self.tiered.dropped)
 
 
 def _open(spark: Any, bootstrap: Bootstrap, table: str, warehouse: str | None) -> _Opened:
     client = connection(bootstrap)
     tiered = tiered_table(client, table, warehouse)
-    definition = tiered.definition
-    lake = tiered.catalog.table(spark, definition)
-    state = replace(lake.find_committed(tiered.known_snapshot), dropped=tiered.dropped)
-    return _Opened(definition, lake, state, TableChanges(client, bootstrap, definition))
+    lake = tiered.catalog.table(spark, tiered.definition)
+    return _Opened(tiered.definition, lake, TableChanges(client, bootstrap, tiered.definition), tiered)
 
 
 def _without(lake: Any, definition: StoredTable, hidden: list[str]) -> Any:
@@ -177,3 +210,35 @@ def merge_tail(lake: Any, tail: Any, definition: StoredTable, changes: int) -> A
     )
     untouched = lake.join(changed, keys, "left_anti")
     return untouched.unionByName(_living(tail))
+
+
+def overlaid(spark: Any, lake: Any | None, changes: pa.Table, definition: StoredTable) -> Any:
+    """Return the lake's rows overlaid with changes that the driver has read, see `TableChanges.few`.
+
+    `lake` None: it has no rows.
+    """
+    schema = definition.schema
+    is_fast = has_local_rows(spark)
+
+    def frame(rows: pa.Table, columns: Sequence[Column]) -> Any:
+        if not rows.num_rows:
+            return spark.createDataFrame([], spark_schema(columns))
+        if is_fast:
+            return local_rows(spark, f"log of {definition.path}", rows, spark_schema(columns))
+        return spark.createDataFrame(rows, spark_schema(columns))
+
+    if not definition.is_primary_key_table:
+        tail = frame(changes, schema.columns)
+        return tail if lake is None else lake.unionByName(tail)
+    living = changes.filter(pc.invert(changes.column(DELETED_COLUMN))).drop_columns([DELETED_COLUMN])
+    tail = frame(living, schema.columns)
+    if lake is None:
+        return tail
+    if changes.num_rows:
+        keys = schema.select(list(schema.primary_key))
+        changed = changes.select(list(schema.primary_key))
+        if is_fast and is_filter_key(keys):
+            lake = without_keys(lake, changed, spark_schema(keys))
+        else:
+            lake = lake.join(frame(changed, keys).hint("broadcast"), list(schema.primary_key), "left_anti")
+    return lake.unionByName(tail)

@@ -12,7 +12,7 @@ import atexit
 import os
 import re
 import tempfile
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from threading import Lock
 from typing import Any
 from uuid import uuid4
@@ -185,11 +185,9 @@ class Engine:
             reader = in_arrow(database.sql(self._sql)).to_arrow_reader(_BATCH_ROWS)
         except duckdb.Error as error:
             database.close()
-            _let_go(arriving)
             raise self._said(error, arriving.values()) from None
         except BaseException:
             database.close()
-            _let_go(arriving)
             raise
         schema, running = reader.schema, _Running(database, reader)
 
@@ -200,7 +198,6 @@ class Engine:
                 raise self._said(error, arriving.values()) from None
             finally:
                 running.close()
-                _let_go(arriving)
 
         return pa.RecordBatchReader.from_batches(schema, rows())
 
@@ -334,26 +331,15 @@ class Engine:
         return None
 
 
-def _let_go(arriving: Mapping[str, Arriving]) -> None:
-    """End the iteration of the sources of a query that has ended."""
-    for each in arriving.values():
-        each.close()
-
-
 class Arriving:
     """A reader of batches for DuckDB. `error` is the source's own error, which DuckDB reports in its own words."""
 
     def __init__(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
         self.error: Exception | None = None
         self._stop = stopping.current()
-        self._rows = self._keeping(batches)
-        self.reader = pa.RecordBatchReader.from_batches(schema, self._rows)
+        self.reader = pa.RecordBatchReader.from_batches(schema, self._keeping(batches))
 
-    def close(self) -> None:
-        """End the source's iteration. DuckDB keeps readers that it has not read to their end."""
-        self._rows.close()
-
-    def _keeping(self, batches: Iterable[pa.RecordBatch]) -> Generator[pa.RecordBatch, None, None]:
+    def _keeping(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = iter(batches)
         try:
             while True:

@@ -110,19 +110,14 @@ class QueryTypes:
         parts = [part.name.lower() for part in column.parts]
         select = column.find_ancestor(exp.Select)
         while select is not None:
-            found = self._in_scope(select, parts, column)
+            found = self._in_scope(select, parts)
             if found is not None:
                 return found[0]
             select = select.find_ancestor(exp.Select)
         return None
 
-    def _in_scope(
-        self, select: exp.Select, parts: list[str], column: exp.Column
-    ) -> tuple[pa.DataType | None] | None:
-        """Return the type of a name in a SELECT's FROM, or None if the FROM does not have the name.
-
-        The SELECT's own names come after those of the FROM, except in ORDER BY.
-        """
+    def _in_scope(self, select: exp.Select, parts: list[str]) -> tuple[pa.DataType | None] | None:
+        """Return the type of a name in a SELECT's FROM, or None if the FROM does not have the name."""
         found, unclear = list[Any](), False
         for source in _sources(select):
             columns = self.columns(source)
@@ -132,8 +127,7 @@ class QueryTypes:
                 return (_fields(_common([kind for name, kind in columns if name == parts[1]]), parts[2:]),)
             unclear |= columns is None
             found += [kind for name, kind in columns or () if name == parts[0]]
-        is_ordered_by = isinstance(column.find_ancestor(exp.Order, exp.Select), exp.Order)
-        for each in select.expressions if unclear or is_ordered_by or not found else ():
+        for each in select.expressions:
             if _is_named(each, parts[0]) and id(each) not in self._under_way:
                 self._under_way.add(id(each))  # max(x) AS x
                 found.append(self.of(each.this))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pyarrow as pa
 import pytest
 
 from headrace.tablelayer.client import Connection
@@ -14,13 +11,6 @@ from headrace.tablelayer.model.types.column_types import BIGINT, STRING, array_o
 from headrace.tablelayer.tests.spark.spark_tables import create
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.filterwarnings("ignore::ResourceWarning")]
-
-
-class Frames:
-    """The needed part of a session: the data of a frame, with its names."""
-
-    def createDataFrame(self, rows: pa.Table, schema: Any) -> tuple[pa.Table, list[str]]:
-        return rows, schema.fieldNames()
 
 
 @pytest.mark.parametrize("limit", ["LOCAL_ROWS_MAX", "LOCAL_BYTES_MAX"])
@@ -36,23 +26,22 @@ def test_few_changes_are_rows_and_many_are_left_to_the_tasks(
     table.upsert([{"k": 3, "v": "last"}])
     table.delete([{"k": 4}])
     end = source.latest()
-    found = source.local(Frames(), start, end)
-    assert found is not None
-    rows, names = found
-    assert names == rows.schema.names == ["k", "v", "_deleted"]
+    rows = source.few(start, end)
+    assert rows is not None
+    assert rows.schema.names == ["k", "v", "_deleted"]
     assert sorted(tuple(row.values()) for row in rows.to_pylist()) == [
         (0, "0", False), (1, "1", False), (2, "2", False), (3, "last", False), (4, "4", True),
     ]  # fmt: skip
     monkeypatch.setattr(change_source, limit, 7)
-    assert source.local(Frames(), start, end) is None
+    assert source.few(start, end) is None
 
 
-def test_no_changes_are_a_frame_without_rows(address: str, client: Connection, spark: Any) -> None:
+def test_no_changes_are_a_table_without_rows(address: str, client: Connection) -> None:
     path = create(client, [("k", BIGINT), ("at", timestamp(6)), ("v", array_of(STRING))], ("k",))
     client.table(path).upsert([{"k": 1, "v": ["a"]}])
     source = TableChanges(client, address, client.admin.describe_table(path))
     end = source.latest()
-    found = source.local(spark, end, end)
+    found = source.few(end, end)
     assert found is not None
-    assert found.columns == ["k", "at", "v", "_deleted"]
-    assert found.collect() == []
+    assert found.schema.names == ["k", "at", "v", "_deleted"]
+    assert found.num_rows == 0

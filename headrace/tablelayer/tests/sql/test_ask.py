@@ -1,9 +1,6 @@
 """Queries: plans, topics, views, names, and the errors of unknown names."""
 
-import gc
 import json
-from time import monotonic, sleep
-from types import AsyncGeneratorType
 
 import pyarrow as pa
 import pytest
@@ -362,23 +359,3 @@ def test_a_lakes_rows_are_compared_and_computed_with_by_the_types_that_are_expec
     source = Source(Step("db.t", "lake"), None, lambda: rows, expected=at)
     answer = Engine(analyze(text, 0, len(text), Names("db")), {"db.t": source}).reader().read_all()
     assert answer.column("y").to_pylist() == [1969, 2001]
-
-
-@pytest.mark.parametrize("key", ["", ", PRIMARY KEY (k) NOT ENFORCED"])
-def test_a_query_that_ends_early_ends_its_read(sql, key):
-    """Otherwise each such query would keep its scan, and the batches that were read ahead."""
-    sql(f"CREATE TABLE wide (k INT, v STRING{key})")
-    sql("INSERT INTO wide SELECT x::INT, repeat('x', 100) FROM range(40000) AS t(x)")
-
-    def reads():
-        gc.collect()
-        return [each for each in gc.get_objects() if isinstance(each, AsyncGeneratorType)]
-
-    before = len(reads())
-    assert len(sql("SELECT k FROM wide WHERE length(v) > 3 LIMIT 5")) == 5
-    with pytest.raises(SqlError):
-        sql("SELECT error(v) FROM wide WHERE length(v) > 3")
-    deadline = monotonic() + 20
-    while len(left := reads()) > before:
-        assert monotonic() < deadline, left
-        sleep(0.01)

@@ -52,6 +52,18 @@ record SplitReaders(String python, String reader, StructType schema) implements 
         return new Reader(python, Map.of("op", "read", "reader", reader, "split", ((Split) partition).text()), schema);
     }
 
+    /** The columns of a schema, by name, of the batches that Arrow reads. */
+    static ColumnVector[] vectors(VectorSchemaRoot rows, StructType schema) {
+        ColumnVector[] found = new ColumnVector[schema.size()];
+        for (int at = 0; at < found.length; at++) {
+            StructField field = schema.fields()[at];
+            found[at] = field.name().equals(HeadraceTable.OLD_COLUMN)
+                    ? new OldRows((StructType) field.dataType(), rows)
+                    : new ArrowColumnVector(rows.getVector(field.name()));
+        }
+        return found;
+    }
+
     /** A split, as pickled text of the helper. */
     record Split(String text) implements InputPartition {}
 
@@ -80,17 +92,6 @@ record SplitReaders(String python, String reader, StructType schema) implements 
                         ? known
                         : new IllegalStateException("the process that reads ended: " + error, error);
             }
-        }
-
-        private static ColumnVector[] vectors(VectorSchemaRoot rows, StructType schema) {
-            ColumnVector[] found = new ColumnVector[schema.size()];
-            for (int at = 0; at < found.length; at++) {
-                StructField field = schema.fields()[at];
-                found[at] = field.name().equals(HeadraceTable.OLD_COLUMN)
-                        ? new OldRows((StructType) field.dataType(), rows)
-                        : new ArrowColumnVector(rows.getVector(field.name()));
-            }
-            return found;
         }
 
         @Override
