@@ -81,7 +81,7 @@ class ViewReader(DataSourceReader):
         self, tiered: TieredTable, lake: LakeReader, state: LakeState | None
     ) -> Iterator[pa.RecordBatch]:
         if state is None:
-            yield from _metadata(tiered, self.options).select(self.names).to_batches()
+            yield from _metadata(tiered, self.options).select(self.names).combine_chunks().to_batches()
             return
         read = plan_read(self.options, lake.shape, self.names)
         predicate, wanted = self.options.predicate, None

@@ -28,7 +28,7 @@ from headrace.tablelayer.client.security.settings import (
 )
 from headrace.tablelayer.model.filters.conditions import push_down
 from headrace.tablelayer.model.table.path import DEFAULT_DATABASE
-from headrace.tablelayer.spark.options import KAFKA_PREFIX, Mode, PartitionOffsets, server_options
+from headrace.tablelayer.spark.options import KAFKA_PREFIX, LAKE, Mode, PartitionOffsets, server_options
 from headrace.tablelayer.spark.types import METADATA_FIELDS
 from headrace.tablelayer.spark.worker import connection
 from headrace.tablelayer.spark.worker import table as open_table
@@ -87,7 +87,12 @@ class TableBuilder:
         return replace(self, mode="upsert")
 
     def to_df(self) -> Any:
-        """Return the DataFrame, at the offsets of this call. Raises TableError for an unknown table or column."""
+        """Return the DataFrame, at the offsets of this call. Raises TableError for an unknown table or column.
+
+        `db.t$lake` and its metadata tables are read as they are when the frame is first used.
+        """
+        if LAKE in self.path:
+            return self._of_lake()
         definition = connection(self.bootstrap).admin.describe_table(self.path)
         known = definition.schema
         pushed = push_down(self.predicates, known)
@@ -109,6 +114,20 @@ class TableBuilder:
             frame = frame.where(predicate)
         if wanted:
             frame = frame.select(*[f"`{name}`" for name in wanted])
+        return frame if self.row_limit is None else frame.limit(self.row_limit)
+
+    def _of_lake(self) -> Any:
+        if self.end is not None or self.mode != "current":
+            raise ValueError(
+                f"{self.path} has neither changes nor offsets: read an older snapshot by format('headrace') with the"
+                " option 'snapshot' or 'endingTimestamp'"
+            )
+        reader = self.spark.read.format("headrace").options(**server_options(self.bootstrap))
+        frame = reader.option("table", self.path).load()
+        for predicate in self.predicates:
+            frame = frame.where(predicate)
+        if self.columns:
+            frame = frame.select(*[f"`{name}`" for name in self.columns])
         return frame if self.row_limit is None else frame.limit(self.row_limit)
 
     def _pinned(self, definition: Any) -> Mapping[Any, Any]:

@@ -59,7 +59,7 @@ _NOT_HANDED_ON = (
     "; in SQL use headrace.db.t (the catalog), or CREATE TEMPORARY VIEW x USING headrace OPTIONS (table 'db.t', ...):"
     " Spark does not pass the OPTIONS of CREATE TABLE to a Python source (SELECT ... FROM t WITH (table 'db.t') works)"
 )
-_CHANGELOG, _LAKE = "$changelog", "$lake"
+_CHANGELOG, LAKE = "$changelog", "$lake"
 _OF_VIEWS = ("bootstrap.servers", "table", "path", "columns", "where", "limit", "snapshot", "endingTimestamp")
 _OF_THE_LAKE_ALONE = ("where", "snapshot", "endingTimestamp")
 _MAX_RECORDS_PER_PARTITION = 1_000_000
@@ -108,12 +108,12 @@ class ReadOptions:
         metadata = ""
         if dollar:
             suffix = table[len(name) :].lower()
-            metadata = suffix.removeprefix(f"{_LAKE}$") if suffix.startswith(f"{_LAKE}$") else ""
-            known = suffix == _LAKE or metadata
+            metadata = suffix.removeprefix(f"{LAKE}$") if suffix.startswith(f"{LAKE}$") else ""
+            known = suffix == LAKE or metadata
             if not known or (stated is not None and given.text("mode") is None):
                 raise ValueError(
-                    f"{table}: the views of {name} are {_CHANGELOG}, {_LAKE}, and the lake's own tables, such as"
-                    f" {_LAKE}$snapshots"
+                    f"{table}: the views of {name} are {_CHANGELOG}, {LAKE}, and the lake's own tables, such as"
+                    f" {LAKE}$snapshots"
                 )
             view, table = "lake", name
             wrong = [each for each in _READ if given.text(each) is not None and each not in _OF_VIEWS]
@@ -125,7 +125,7 @@ class ReadOptions:
                 )
         elif given.text("snapshot") is not None:
             raise ValueError(
-                f"option 'snapshot' applies only to the lake of {name}, {name}{_LAKE}: leave it out"
+                f"option 'snapshot' applies only to the lake of {name}, {name}{LAKE}: leave it out"
             )
         mode = stated or "current"
         limit = given.number("limit", 0)

@@ -10,7 +10,7 @@ import pytest
 from pyspark import cloudpickle
 
 from headrace.tablelayer.client import ConnectionSettings
-from headrace.tablelayer.spark.builder import bootstrap_of, conf_options
+from headrace.tablelayer.spark.builder import TableBuilder, bootstrap_of, conf_options
 from headrace.tablelayer.spark.options import (
     ReadOptions,
     WriteOptions,
@@ -203,3 +203,10 @@ def test_the_sessions_settings_are_properties_too(monkeypatch: pytest.MonkeyPatc
     assert bootstrap_of(spark, other) is other
     monkeypatch.setenv("HEADRACE_CLIENT_SECURITY_PROTOCOL", "SSL")
     assert bootstrap_of(Session({}), "h:1").named() == {"security.protocol": "SSL"}
+
+
+@pytest.mark.parametrize("read", [lambda built: built.as_of(1), lambda built: built.changelog()])
+def test_a_view_of_the_lake_has_neither_changes_nor_offsets(read):
+    built = TableBuilder(None, ConnectionSettings.make("127.0.0.1:1"), "default.t$lake$files")
+    with pytest.raises(ValueError, match="neither changes nor offsets: read an older snapshot by"):
+        read(built).to_df()
