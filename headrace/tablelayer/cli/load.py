@@ -38,7 +38,7 @@ def load_file(
             )
         statements = [f"COPY {table} FROM {text_literal(file)}"]
     else:
-        statements = [] if has_database else [f"CREATE DATABASE IF NOT EXISTS {quoted(path.database)}"]
+        statements = [] if has_database else [f"CREATE DATABASE {quoted(path.database)}"]
         keys = f" (PRIMARY KEY ({', '.join(map(quoted, key))}) NOT ENFORCED)" if key else ""
         given = ", ".join(f"{text_literal(each)} = {text_literal(value)}" for each, value in options.items())
         statements.append(
