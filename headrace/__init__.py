@@ -57,12 +57,6 @@ def _missed_parts(*arguments: Any, **named: Any) -> Any:
     return missed_parts(*arguments, **named)
 
 
-def _expired_end(*arguments: Any) -> Any:
-    from headrace.tablelayer.lake.union_parts import expired_end
-
-    return expired_end(*arguments)
-
-
 def _missed_rows(*arguments: Any) -> Any:
     from headrace.tablelayer.lake.missed_rows import planned
 
@@ -91,7 +85,6 @@ _plugins.sql_session = _sql_session
 _plugins.union_scan = _union_scan
 _plugins.union_parts = _union_parts
 _plugins.missed_parts = _missed_parts
-_plugins.expired_end = _expired_end
 _plugins.missed_rows = _missed_rows
 _plugins.read_union_part = _read_union_part
 _plugins.lake_schema = _lake_schema

@@ -23,9 +23,6 @@ missed_parts: Callable[..., Any]
 Raises ModuleNotFoundError where the lake's code is not installed, ClientError if the lake does not have the rows.
 """
 
-expired_end: Callable[..., Any]
-"""Return the end of an expired partition, see `tablelayer.lake.union_parts`. Errors as `missed_parts`."""
-
 missed_rows: Callable[..., Any]
 """The same for a scan of the table client, see `tablelayer.lake.missed_rows.planned`. It blocks."""
 

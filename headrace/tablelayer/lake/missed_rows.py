@@ -14,6 +14,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -185,11 +186,16 @@ def missed_rows(
 
 
 def expired_rows(
-    connection: Any, path: TablePath, starts: Mapping[int, int], ends: Mapping[int, int] | None = None
+    connection: Any,
+    path: TablePath,
+    starts: Mapping[int, int],
+    ends: Mapping[int, int] | None = None,
+    later: UUID | None = None,
 ) -> MissedRows:
     """Plan and pin the rows of a partition that has expired, from `starts` to `ends` by bucket, or to its end.
 
-    There are none if a client dropped the partition. Raises LakeError: the lake does not have these rows.
+    There are none if a client dropped the partition. `later` is the table id of a partition that has been made again
+    under the same name. Raises LakeError: the lake does not have these rows, or rows of both at these offsets.
     """
     assert path.partition is not None
     tiered = tiered_table(connection, str(path.whole), None)
@@ -197,6 +203,12 @@ def expired_rows(
     state, shape = lake.state(tiered.known_snapshot), _placed(lake, path)
     if state.head is None or path.partition in tiered.dropped:
         return MissedRows(shape, state.head or 0, {}, dict(starts), path.partition, lake)
+    for bucket, first in starts.items():
+        if later is not None and state.offsets.get(PartitionBucket(path.partition, later, bucket), 0) > first:
+            raise LakeError(
+                f"the lake of {path.whole} has rows of a later partition {path.partition} at the offsets from {first}"
+                f" of bucket {bucket} on"
+            )
     if ends is None:
         ends = dict(starts)
         every = {bucket: (first, sys.maxsize) for bucket, first in starts.items()}

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -92,25 +93,26 @@ class MissedPart(InputPartition):
         self.pieces = pieces
 
 
-def expired_end(options: ReadOptions, path: TablePath, starts: Mapping[int, int]) -> Mapping[int, int]:
-    """Return the end of a partition that has expired, by bucket; the start where no row follows. Raises LakeError."""
-    return expired_rows(connection(options.bootstrap), path, starts).log_starts
-
-
 def missed_parts(
     options: ReadOptions,
     path: TablePath,
     starts: Mapping[int, int],
-    ends: Mapping[int, int],
+    ends: Mapping[int, int] | None,
     *,
     expired: bool = False,
+    later: UUID | None = None,
 ) -> tuple[list[MissedPart], Mapping[int, int]]:
     """Plan the rows from `starts` to `ends` that the log of a table or partition does not have any more.
 
-    `expired`: the partition itself is gone. Return the tasks, and where the log goes on. Raises LakeError.
+    `expired`: the partition itself is gone; `later` is the table id of the present partition of its name. Return the
+    tasks, and where the log goes on. Raises LakeError.
     """
-    plan = expired_rows if expired else missed_rows
-    missed = plan(connection(options.bootstrap), path, starts, ends)
+    client = connection(options.bootstrap)
+    missed = (
+        expired_rows(client, path, starts, ends, later)
+        if expired
+        else missed_rows(client, path, starts, ends)
+    )
     groups = _grouped(missed.pieces(), options.min_partitions)
     return [MissedPart(missed, [each.key for each in group]) for group in groups], missed.log_starts
 

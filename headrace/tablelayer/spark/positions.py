@@ -115,6 +115,16 @@ def partition_starts(
             yield name, at, "full" if at.full else dict.fromkeys(at.offsets, 0)
 
 
+def replaced_partitions(start: PartitionedPosition, end: PartitionedPosition) -> dict[str, PartitionAt]:
+    """Return the partitions that the start of a batch knows, and that its end does not know or knows by another id."""
+    known = end.began if start.initial else start.partitions
+    return {
+        name: at
+        for name, at in known.items()
+        if name not in end.partitions or end.partitions[name].table != at.table
+    }
+
+
 def batch_start(start: Position, end: Position) -> Began:
     """Return the beginning of the batch from `start` to `end`: "full" for the state without the log before it."""
     return end.began if start.initial else start.offsets

@@ -24,8 +24,9 @@
   A catalog's stream (`readStream.table("headrace.db.t")`, `tablelayer.spark.catalog.streams`) implements both
   interfaces: there the trigger alone is enough.
 - **Partitioned tables** are read as a whole. Partitions that are added are read from their beginning; dropped ones
-  end, R18.3. A partition that is new to the stream, and whose log does not reach back to offset 0, begins with its
-  state (a PK table whose stream began "full"); otherwise its rows count as lost.
+  end, R18.3. Rows of an expired partition that were not read yet come from the lake, also if late rows have made a
+  new partition of its name. A partition that is new to the stream, and whose log does not reach back to offset 0,
+  begins with its state (a PK table whose stream began "full"); otherwise its rows count as lost.
 - **Lost rows**: if retention deletes rows that the stream has not read yet, they are read from the lake, each once
   (`lake.missed_rows`). Where they are not in the lake (no tiering, a primary-key table), `failOnDataLoss` (default
   true) stops the query; with false it continues where the log begins.
@@ -67,6 +68,7 @@ from headrace.tablelayer.spark.positions import (
     lost_ranges,
     lost_text,
     partition_starts,
+    replaced_partitions,
 )
 from headrace.tablelayer.spark.splits import Split, plan_splits, state_splits
 from headrace.tablelayer.spark.worker import connection
@@ -460,8 +462,6 @@ class PartitionedStreamReader(HeadraceStreamReader):
             )
             for name, each in latest.items()
         }
-        gone = {name: each for name, each in at.partitions.items() if name not in latest}
-        partitions |= self._unread_of_expired(table, gone)
         end = PartitionedPosition(self._table_id, partitions, at.began)
         if start is None:
             self._at = end
@@ -476,6 +476,7 @@ class PartitionedStreamReader(HeadraceStreamReader):
         present = {each.name: each for each in table.partitions()}
         found: list[InputPartition] = []
         whole: dict[str, Offsets] = {}
+        is_first = first.initial and not last.began
         ranges = list(partition_starts(first, last))
         least = -(-self.options.min_partitions // max(1, len(ranges)))
         for name, at, begin in ranges:
@@ -489,10 +490,16 @@ class PartitionedStreamReader(HeadraceStreamReader):
                 found += expired
                 continue
             if isinstance(begin, str):
-                whole[name] = at.offsets
-                continue
+                if is_first or self._begins_full:
+                    whole[name] = at.offsets
+                    continue
+                # AvailableNow asked for the end before it knew the start. The lake may have rows of an earlier
+                # partition of this name, which the stream has read.
+                begin = dict.fromkeys(at.offsets, 0)
             found += self._planned(table, partition, begin, at.offsets, least)
-        is_first = first.initial and not last.began
+        replaced = replaced_partitions(first, last) if isinstance(self.options.end, str) else {}
+        for name, before in replaced.items():
+            found += self._of_expired(table, name, before.offsets, None, present.get(name))
         parts: list[InputPartition] | None = None
         if whole or is_first:
             parts = self._whole(table, whole, list(present.values()), expired=is_first)
@@ -502,28 +509,19 @@ class PartitionedStreamReader(HeadraceStreamReader):
                 found += [SplitPartition(replace(split, partition=present[name])) for split in splits]
         return [*(parts or ()), *found] or [SplitPartition(Split(0, 0, 0))]
 
-    def _unread_of_expired(self, table: Any, gone: Mapping[str, PartitionAt]) -> dict[str, PartitionAt]:
-        """Return the ends of partitions that have expired, and whose rows in the lake were not all read."""
-        if not self._lake_has_log or not isinstance(self.options.end, str):
-            return {}
-        found = {}
-        for name, at in gone.items():
-            try:
-                ends = plugins.expired_end(self.options, table.path.of_partition(name), at.offsets)
-            except ClientError as error:
-                self._tell_lost(f"rows of partition {name} of {table.path}, which has expired: {error}")
-                continue
-            if ends != at.offsets:
-                found[name] = PartitionAt(at.table, ends)
-        return found
+    def _of_expired(
+        self, table: Any, name: str, begin: Began, end: Offsets | None, successor: Partition | None = None
+    ) -> list[InputPartition]:
+        """Return the tasks for rows of a partition that has expired; none if a client dropped it.
 
-    def _of_expired(self, table: Any, name: str, begin: Began, end: Offsets) -> list[InputPartition]:
-        """Return the tasks for rows of a partition that has expired; none if a client dropped it."""
+        Without `end` they are all rows from `begin` on. `successor` is the present partition of that name.
+        """
         if not self._lake_has_log or isinstance(begin, str):
             return []
         path = table.path.of_partition(name)
+        later = None if successor is None else successor.table_id
         try:
-            return list(plugins.missed_parts(self.options, path, begin, end, expired=True)[0])
+            return list(plugins.missed_parts(self.options, path, begin, end, expired=True, later=later)[0])
         except ClientError as error:
             self._tell_lost(f"rows of partition {name} of {table.path}, which has expired: {error}")
             return []

@@ -85,6 +85,38 @@ def test_a_stream_reads_remaining_rows_of_an_expired_partition(
     assert dropped.batch() == [row for row in newest if row[2] != "a"], "a client dropped it"
 
 
+@pytest.mark.parametrize("trigger", ["batch", "available_now"])
+def test_a_stream_reads_remaining_rows_of_a_partition_that_was_made_again(
+    server: CuttingBroker, client: Connection, trigger: str
+) -> None:
+    world = World(server, client, partitioned=True)
+    world.append(60)
+    query = Query(server, world)
+    seen = query.batch()
+
+    def new() -> list[Row]:
+        rows = sorted(set(world.rows) - set(seen))
+        seen.extend(rows)
+        return rows
+
+    world.append(15)
+    world.expire_partition("b")
+    world.expire_partition("c")
+    world.write([(200, 1, "b"), (201, 1, "b")])
+    world.tier()  # fewer rows than the earlier partition had: their offsets are not those of the unread rows
+    assert getattr(query, trigger)() == new()
+    assert query.again() == seen[60:], "the same, by another process"
+    assert getattr(query, trigger)() == []
+    world.write([(202, 2, "b"), (203, 2, "c")])
+    assert getattr(query, trigger)() == new(), "the new partition of an expired one that was read"
+    world.append(15)
+    world.expire_partition("b")
+    world.write([(300 + at, 1, "b") for at in range(60)])
+    world.tier()
+    with pytest.raises(TableError, match="has rows of a later partition b at the offsets from"):
+        getattr(query, trigger)()
+
+
 def test_a_stream_that_is_behind_reads_only_its_columns_and_buckets(
     server: CuttingBroker, client: Connection
 ) -> None:
