@@ -221,8 +221,6 @@ def overlaid(spark: Any, lake: Any | None, changes: pa.Table, definition: Stored
     is_fast = has_local_rows(spark)
 
     def frame(rows: pa.Table, columns: Sequence[Column]) -> Any:
-        if not rows.num_rows:
-            return spark.createDataFrame([], spark_schema(columns))
         if is_fast:
             return local_rows(spark, f"log of {definition.path}", rows, spark_schema(columns))
         return spark.createDataFrame(rows, spark_schema(columns))
