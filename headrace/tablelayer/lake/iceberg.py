@@ -112,7 +112,7 @@ class IcebergTable:
         self.name = f"{self.namespace}.`{path.table}`"
         self._plain_name = f"{catalog}.{path.database}.{path.table}"
         self._lock_file = _lock_file(properties, definition)
-        self._seen: Any | None = None
+        self._seen: Any = None
         """Iceberg's table object of the last `find_committed`, good for reads of its snapshots."""
 
     # ---- state
