@@ -199,9 +199,10 @@ class IcebergTable:
         try:
             return helper.loadIcebergTable(self.spark._jsparkSession, self.name)
         except AnalysisException:
-            if self.exists():
-                raise
-            return None
+            if not self.exists():
+                return None
+        # The first round has made it meanwhile, or the error is another one.
+        return helper.loadIcebergTable(self.spark._jsparkSession, self.name)
 
     # ---- a round
 

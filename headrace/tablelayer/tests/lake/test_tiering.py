@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -531,3 +532,29 @@ def test_a_lake_bucket_is_a_table_bucket(world: World) -> None:
     world.tier()
     spec = world.lake.spark.sql(f"SHOW CREATE TABLE {world.lake.name}").first()[0]
     assert f"bucket({BUCKETS}, id)" in spec
+
+
+def test_a_lake_table_that_is_made_while_it_is_looked_for_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyspark.errors import AnalysisException
+
+    answers: list[Any] = [AnalysisException("TABLE_OR_VIEW_NOT_FOUND"), "the table"]
+
+    def load(*_: Any) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    util = SimpleNamespace(loadIcebergTable=load)
+    jvm = SimpleNamespace(
+        org=SimpleNamespace(
+            apache=SimpleNamespace(iceberg=SimpleNamespace(spark=SimpleNamespace(Spark3Util=util)))
+        )
+    )
+    lake = IcebergTable.__new__(IcebergTable)
+    lake.spark, lake.name = SimpleNamespace(_jvm=jvm, _jsparkSession=None), "lake.shop.t"
+    monkeypatch.setattr("headrace.tablelayer.lake.iceberg.activate", lambda _: None)
+    monkeypatch.setattr(IcebergTable, "exists", lambda _: not isinstance(answers[0], Exception))
+    assert lake._load() == "the table"
+    answers[:] = [AnalysisException("TABLE_OR_VIEW_NOT_FOUND")] * 2
+    assert lake._load() is None
