@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from headrace.tablelayer.client.security.settings import Bootstrap
 from headrace.tablelayer.model.schema.schema import Column
 from headrace.tablelayer.model.table.definition import StoredTable
-from headrace.tablelayer.spark.key_set import KeySet
+from headrace.tablelayer.spark.key_set import KeySet, distinct
 from headrace.tablelayer.spark.splits import BATCH_ROWS
 from headrace.tablelayer.spark.types import CHANGE_TYPE_COLUMN, conform, spark_arrow_schema
 
@@ -124,7 +124,7 @@ def joined_changes(
     all_keys = pa.concat_tables(both)
     if not all_keys.num_rows:
         return
-    distinct_all = all_keys.group_by(left.join_key, use_threads=False).aggregate([])
+    distinct_all = distinct(all_keys)
     for start in range(0, distinct_all.num_rows, KEYS_AT_ONCE):
         keys = distinct_all.slice(start, KEYS_AT_ONCE).combine_chunks()
         ours, our_gone = _state_of(left, keys, touched_left)
@@ -231,6 +231,6 @@ def _pairs(
 
 def numbered(keys: pa.Table) -> tuple[pa.Table, Any]:
     """Return the distinct keys, and for each row the position of its key among them."""
-    names = keys.column_names
-    distinct = keys.group_by(names, use_threads=False).aggregate([]).combine_chunks()
-    return distinct, KeySet(distinct, names).positions(keys.combine_chunks()).to_numpy().astype(np.int64)
+    found = distinct(keys)
+    positions = KeySet(found, keys.column_names).positions(keys.combine_chunks())
+    return found, positions.to_numpy().astype(np.int64)

@@ -58,7 +58,7 @@ class KeySet:
     def _encoded(keys: Any) -> Any:
         columns = [_flat(column) for column in keys.columns]
         if len(columns) == 1:
-            return columns[0]
+            return comparable(columns[0])
         from headrace.tablelayer.model.rows.keys import (
             encode_keys,  # imports numba: only keys of several columns wait for it
         )
@@ -102,6 +102,24 @@ def _integers(values: pa.Array) -> Integers | None:
     if pa.types.is_timestamp(kind) or pa.types.is_time64(kind):
         return np.ascontiguousarray(values.view(pa.int64()).to_numpy())
     return None
+
+
+def comparable(column: Any) -> Any:
+    """Return key values whose bits are equal exactly where the keys are equal.
+
+    Zeros of both signs are one key, and all NaN are one, as in `model.rows.keys.encode_keys`.
+    """
+    if not pa.types.is_floating(column.type):
+        return column
+    positive = pc.add(column, pa.scalar(0.0, column.type))
+    return pc.if_else(pc.is_nan(positive), pa.scalar(np.nan, column.type), positive)
+
+
+def distinct(keys: pa.Table) -> pa.Table:
+    """Return each of the keys once, in the order in which they come first; no columns beside the key's."""
+    names = keys.column_names
+    table = pa.table({name: comparable(keys.column(name)) for name in names})
+    return table.group_by(names, use_threads=False).aggregate([]).combine_chunks()
 
 
 def _flat(column: Any) -> Any:

@@ -39,7 +39,7 @@ from headrace.tablelayer.model.options.table_options import ChangelogImage
 from headrace.tablelayer.model.schema.schema import Column
 from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.table.partitions import Partition
-from headrace.tablelayer.spark.key_set import KeySet
+from headrace.tablelayer.spark.key_set import KeySet, comparable
 from headrace.tablelayer.spark.types import (
     BUCKET_COLUMN,
     CHANGE_TYPE_COLUMN,
@@ -434,8 +434,7 @@ def _compacted(
 ) -> pa.Table:
     added = pa.Table.from_batches(fresh)
     table = added if held is None else pa.concat_tables([held, added])
-    positions = table.select(list(primary_key)).append_column(
-        "_position", pa.array(np.arange(table.num_rows))
-    )
+    columns = {name: comparable(table.column(name)) for name in primary_key}
+    positions = pa.table({**columns, "_position": np.arange(table.num_rows)})
     kept = positions.group_by(list(primary_key), use_threads=False).aggregate([("_position", keep)])
     return table.take(kept.column(f"_position_{keep}").combine_chunks().sort()).combine_chunks()

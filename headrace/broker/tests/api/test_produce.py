@@ -6,10 +6,10 @@ import asyncio
 import errno
 import threading
 import uuid
+from functools import partial
 
 import pytest
 
-from headrace.broker.log.partition_log import PartitionLog
 from headrace.broker.net.reply import CloseConnection
 from headrace.broker.runtime.disk_errors import DISK_LOG
 from headrace.protocol.errors import ErrorCode
@@ -317,9 +317,8 @@ async def test_a_request_rests_between_its_partitions_whatever_their_batches_tak
     tmp_path, monkeypatch
 ) -> None:
     clock, turns, appended_in = StillClock(NOW), 0, []
-    original = PartitionLog.append
 
-    def append(*arguments, **options):
+    def slowly(original, *arguments, **options):
         clock.seconds += 0.002
         appended_in.append(turns)
         return original(*arguments, **options)
@@ -332,7 +331,9 @@ async def test_a_request_rests_between_its_partitions_whatever_their_batches_tak
 
     async with direct_broker(tmp_path, clock=clock) as broker:
         await broker.create_topic("t", 6)
-        monkeypatch.setattr(PartitionLog, "append", append)
+        for index in range(6):
+            log = broker.context.replicas.partition("t", index).log
+            monkeypatch.setattr(log, "append", partial(slowly, log.append))
         other = asyncio.ensure_future(innocent())
         data = [PartitionProduceData(index=index, records=BATCH) for index in range(6)]
         request = ProduceRequest(acks=-1, topic_data=[TopicProduceData(name="t", partition_data=data)])

@@ -149,7 +149,7 @@ async def test_a_failure_of_the_broker_ends_the_connection_and_is_not_tried_agai
         await repeating(broker)
         log = broker.context.replicas.partition("t", 0).log
         with (
-            patch.object(type(log), "append", side_effect=RuntimeError("broken")) as append,
+            patch.object(log, "append", side_effect=RuntimeError("broken")) as append,
             pytest.raises(CloseConnection, match="the broker failed"),
         ):
             await broker.produce("t", BATCH)

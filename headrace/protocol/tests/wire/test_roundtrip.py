@@ -81,7 +81,7 @@ def test_fields_of_other_versions_are_dropped_or_refused(kind, version):
             if field.ignorable:
                 assert message.encode(version) == expected
             else:
-                with pytest.raises(EncodeError, match=f"{name} is .* version {version} has no place"):
+                with pytest.raises(EncodeError, match=f"{name} is .* version {version} has no such field"):
                     message.encode(version)
 
 

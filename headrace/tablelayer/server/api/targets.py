@@ -11,13 +11,13 @@ from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.server.catalog.catalog import Catalog
-from headrace.tablelayer.server.read.wanted import Wanted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from headrace.broker.requests.declaration import RequestContext
     from headrace.tablelayer.server.bucket.bucket import TableBucket
+    from headrace.tablelayer.server.read.wanted import Wanted
     from headrace.tablelayer.server.rights.table_rights import TableRights
 
 Bucket = TypeVar("Bucket", bound="TableBucket")
@@ -38,6 +38,10 @@ class Targets:
 
     def check_keys(self, context: RequestContext, definition: StoredTable) -> None:
         """Raise KafkaError unless the key columns may be read, so that the caller may learn which keys exist."""
+        from headrace.tablelayer.server.read.wanted import (
+            Wanted,
+        )  # a server without tables does not need its libraries
+
         key = [definition.schema.column(name).id for name in definition.schema.primary_key]
         self._rights.check_columns(context, definition, Wanted.of(definition, -1, key))
 

@@ -8,11 +8,18 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from headrace.tablelayer.model.errors import TableError, TableErrorCode
-from headrace.tablelayer.model.options.table_options import SERVER_BUCKET_COUNT, TableOptions, parse
+from headrace.broker.configs.topics import TOPIC_CONFIGS
+from headrace.tablelayer.model.errors import TableError, TableErrorCode, invalid_table
+from headrace.tablelayer.model.options.lake_options import ICEBERG_PREFIX, PAIMON_PREFIX
+from headrace.tablelayer.model.options.table_options import (
+    SERVER_BUCKET_COUNT,
+    TableOptions,
+    is_table_option,
+    parse,
+)
 from headrace.tablelayer.model.schema.schema import FIRST_SCHEMA_ID
 from headrace.tablelayer.model.table.definition import HISTORY_CONFIG, TableDefinition
-from headrace.tablelayer.model.table.evolution import Change, changes_from_json, evolve
+from headrace.tablelayer.model.table.evolution import Change, ResetOptions, changes_from_json, evolve
 from headrace.tablelayer.model.table.lake_shape import lake_complaint
 from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.topic_config import changed_table, from_topic_config
@@ -64,7 +71,12 @@ def read_changes(text: str) -> tuple[Change, ...]:
 
 
 def changed_configs(before: TableDefinition, changes: Sequence[Change]) -> tuple[dict[str, str | None], int]:
-    """Return the configurations that change, and the number of buckets."""
+    """Return the configurations that change, and the number of buckets. Raises TableError."""
+    for change in changes:
+        for name in change.names if isinstance(change, ResetOptions) else ():
+            known = name in before.options or name in TOPIC_CONFIGS or is_table_option(name)
+            if not known and not name.startswith((ICEBERG_PREFIX, PAIMON_PREFIX)):
+                raise invalid_table(f"table {before.path} has no option '{name}'")
     after = evolve(before, changes)
     new, old = after.to_topic_config(), before.to_topic_config()
     changed = {name: new.get(name) for name in {*old, *new} if old.get(name) != new.get(name)}

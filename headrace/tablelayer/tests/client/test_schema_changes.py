@@ -106,6 +106,9 @@ def test_statements_that_a_table_does_not_allow_point_at_the_word(connection):
         connection.execute("ALTER TABLE pointed ADD x INT,\n  DROP id")
     assert (caught.value.line, caught.value.column, caught.value.word) == (2, 8, "id")
     assert connection.admin.describe_table("pointed").schema.schema_id == 1
+    with pytest.raises(TableError, match=r"table default\.pointed has no option 'retention\.msec'"):
+        connection.execute("ALTER TABLE pointed RESET ('retention.msec')")
+    connection.execute("ALTER TABLE pointed RESET ('retention.ms')")
     connection.execute("ALTER TABLE IF EXISTS nowhere ADD x INT")
     with pytest.raises(TableError) as missing:
         connection.execute("ALTER TABLE nowhere ADD x INT")

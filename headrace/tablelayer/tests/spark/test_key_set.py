@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -21,6 +22,8 @@ KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "time": (pa.time32("ms"), st.integers(0, 20)),
     "timestamp": (pa.timestamp("us"), _MOMENTS),
     "text": (pa.string(), st.text("ab", max_size=3)),
+    "double": (pa.float64(), st.sampled_from([0.0, -0.0]) | st.floats(allow_nan=False)),
+    "float": (pa.float32(), st.sampled_from([0.0, -0.0]) | st.floats(allow_nan=False, width=32)),
 }
 
 
@@ -47,6 +50,14 @@ def test_keys_are_found_where_they_are(kind: str, data: st.DataObject) -> None:
         wanted = batch.column(0).to_pylist()
         assert known.positions(batch).to_pylist() == [first.get(key) for key in wanted]
         assert known.contains(batch).to_pylist() == [key in first for key in wanted]
+
+
+def test_all_nan_are_one_key() -> None:
+    keys = pa.table({"k": np.array([np.nan, 1.0])})
+    assert KeySet(keys, ["k"]).positions(pa.record_batch({"k": np.array([-np.nan, 1.0])})).to_pylist() == [
+        0,
+        1,
+    ]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.text("ab", max_size=2)), max_size=20), st.integers(0, 3))

@@ -88,6 +88,12 @@ def test_the_last_change_of_each_key(log: list[tuple[int, str | None, int, int]]
     ]
 
 
+def test_last_changes_take_zeros_of_both_signs_for_one_key() -> None:
+    batch = pa.record_batch({"k": np.array([0.0, -0.0, np.nan, -np.nan]), "v": [1, 2, 3, 4]})
+    found = pa.Table.from_batches(list(last_changes([(batch, np.zeros(4, np.uint8))], ["k"])))
+    assert found.column("v").to_pylist() == [2, 4]
+
+
 def test_last_changes_over_many_batches_is_compacted() -> None:
     batches = [
         (pa.record_batch({"k": np.arange(40_000), "v": np.full(40_000, n)}), np.full(40_000, AFTER, np.uint8))
