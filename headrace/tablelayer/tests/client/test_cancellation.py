@@ -110,6 +110,7 @@ def test_a_batch_that_has_arrived_outlives_a_wait_that_is_cancelled(make_table, 
             async with target.scan(start="earliest", until="latest") as scan:
                 seen = (await anext(scan)).batch.column("id").to_pylist()
                 while len(seen) < 20:
+                    scan._turn_ends = 0.0  # the next one lets other tasks run
                     waiting = asyncio.create_task(anext(scan))
                     await asyncio.sleep(0)
                     waiting.cancel()
