@@ -455,6 +455,7 @@ def taken_from(tail: Tail, count: int) -> dict[str, Any]:
     while seen["came"] < count:
         assert time.monotonic() < deadline, (seen, tail.failure)
         taken = tail.take() or {}
+        assert taken.pop("not_decoded", None) is None
         assert len(taken.get("rows", ())) <= ROWS_MAX
         for name, value in taken.items():
             seen[name] += value
