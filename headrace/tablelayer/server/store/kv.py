@@ -49,7 +49,6 @@ from headrace.tablelayer.server.store.errors import (
 from headrace.tablelayer.server.store.first_rows import FirstRows
 from headrace.tablelayer.server.store.layout import META, META_KEY, META_VERSION, ROW_PREFIX, decode_meta
 from headrace.tablelayer.server.store.open_stores import StoreFiles
-from headrace.tablelayer.server.store.prefix_tables import PrefixTables
 from headrace.tablelayer.server.store.room_reads import (
     READ_TOGETHER,
     get_rest,
@@ -120,7 +119,6 @@ class KeyValueStore:
         """Length of the longest row of the last lookup; 0 if there was none."""
         self._first_rows = FirstRows(memory.first_rows, ROW_PREFIX)
         self._tables = SortedTables(path, memory.disk, memory.indexes)
-        self._prefixes = PrefixTables(path, memory.disk, memory.kept)
         self._bytes_in_files = 0
         """The written bytes that a completed flush covers."""
         self._flushed_for_reads_at = float("-inf")
@@ -231,7 +229,7 @@ class KeyValueStore:
         return not self.bytes_since_flush
 
     def files_closed(self) -> None:
-        self._prefixes.forget()
+        self._memory.kept.forget(self)
         if self._noted == self.applied:
             return
         note = Note(*self.applied, self._size_bytes)
@@ -503,7 +501,8 @@ class KeyValueStore:
             with self._files:
                 if not self._is_in_files():
                     return None
-                return self._prefixes.rows(self.live_files, prefixes, room)
+                memory = self._memory
+                return memory.kept.rows(self, self.path, memory.disk, self.live_files, prefixes, room)
         except (UnknownTableError, OSError):
             return None  # the iterator decides whether the files are damaged
 
@@ -597,7 +596,7 @@ class KeyValueStore:
         with self._flushing:
             self._files.end()
         self._tables.forget()
-        self._prefixes.forget()
+        self._memory.kept.forget(self)
 
     def destroy(self) -> None:
         """Close, and remove the files, whatever state they are in."""

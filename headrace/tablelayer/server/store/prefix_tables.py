@@ -103,40 +103,34 @@ class KeptTables:
                 self._size -= self._known.popitem(last=False)[1].size
         return found
 
-    def forget(self, owner: object) -> None:
-        with self._lock:
-            for key in [key for key in self._known if key[0] is owner]:
-                self._size -= self._known.pop(key).size
-
-
-class PrefixTables:
-    """The table files of one open store, for reads by prefixes."""
-
-    def __init__(self, path: Path, disk: Disk, kept: KeptTables) -> None:
-        self._path = path
-        self._disk = disk
-        self._kept = kept
-
-    def forget(self) -> None:
-        self._kept.forget(self)
-
     def rows(
-        self, live_files: LiveFiles, prefixes: Sequence[bytes], room: Room
+        self,
+        owner: object,
+        path: Path,
+        disk: Disk,
+        live_files: LiveFiles,
+        prefixes: Sequence[bytes],
+        room: Room,
     ) -> tuple[Indices, StoredRows] | None:
-        """Return (row counts, rows in key order) of all prefixes; None, without an effect, if they do not all fit.
+        """Return (row counts, rows in key order) of all prefixes from the files of the open store `owner`.
 
-        Raises UnknownTableError, OSError and what `live_files` raises.
+        None, without an effect, if they do not all fit. Raises UnknownTableError, OSError and what `live_files` raises.
         """
         for _ in range(_ATTEMPTS):
             files = live_files()
-            if len(files) > _FILES_MAX or sum(file["size"] for file in files) > self._kept.bytes_max // 2:
+            if len(files) > _FILES_MAX or sum(file["size"] for file in files) > self.bytes_max // 2:
                 raise UnknownTableError(f"{len(files)} files are too large")
             try:
-                tables = self._kept.get(self, [file["name"] for file in files], self._disk, self._path)
+                tables = self.get(owner, [file["name"] for file in files], disk, path)
             except FileNotFoundError:
                 continue  # a compaction has replaced a file since it was listed
             return _rows_of(tables, prefixes, room)
         raise UnknownTableError("the files change too fast")
+
+    def forget(self, owner: object) -> None:
+        with self._lock:
+            for key in [key for key in self._known if key[0] is owner]:
+                self._size -= self._known.pop(key).size
 
 
 def _read(disk: Disk, path: Path) -> KeptTable:

@@ -135,7 +135,7 @@ async def test_a_closed_bucket_is_as_small_as_one_that_was_never_written_to(tmp_
         await use(made)
         closed = allocated()
         assert created - begun < 20 * 250
-        assert closed - created < 20 * 80
+        assert closed - created < 20 * 60
 
 
 def test_a_store_that_is_not_made_yet_is_an_empty_one(tmp_path: Path) -> None:

@@ -151,7 +151,6 @@ def test_kept_files_are_limited_and_forgotten_with_their_store(tmp_path: Path, m
         stores.append(store)
     memory.kept = kept = KeptTables(300_000)
     for store in stores:
-        store._prefixes._kept = kept
         found(store, prefixes)
         assert kept._size <= kept.bytes_max
     assert len(kept._known) == 2
@@ -159,7 +158,7 @@ def test_kept_files_are_limited_and_forgotten_with_their_store(tmp_path: Path, m
     stores[3].flush()
     assert found(stores[3], prefixes)[1][0] == b"new"
     assert stores[2].close_unused()
-    assert all(owner is stores[3]._prefixes for owner, _ in kept._known)
+    assert all(owner is stores[3] for owner, _ in kept._known)
     for store in stores:
         store.close()
     assert (kept._size, len(kept._known)) == (0, 0)
