@@ -72,6 +72,8 @@ def test_the_rows_are_those_of_the_state_whatever_files_they_are_in(
     tmp_path: Path, memory: SmallMemory, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prefix_tables, "_FILES_MAX", 1000)
+    # With odd seeds RocksDB compacts when it wants to, so the levels are only known with even ones.
+    memory.compacts = seed % 2 == 1
     rng = random.Random(seed)
     store = KeyValueStore.open(tmp_path / "kv", memory)
     state: dict[bytes, bytes] = {}
@@ -85,13 +87,15 @@ def test_the_rows_are_those_of_the_state_whatever_files_they_are_in(
         state = {key: value for key, value in {**state, **changes}.items() if value is not None}
         if rng.random() < 0.5:
             store.flush()
+        if step == 13:
+            store._files._database.compact_range(None, None)
         if step % 5 == 4:
             store.flush()
             prefixes = [b"\x01" + rng.randrange(310).to_bytes(2, "big") for _ in range(100)]
             prefixes += [*rng.sample(sorted(state), 20), b"\x01\x00", b"\x01\xff\xff\xff"]
             assert found(store, prefixes) == expected(state, prefixes)
             assert found(store, prefixes) == store.values_by_prefix(prefixes, wide())[:2]
-    assert len({file["level"] for file in store.live_files()}) > 1
+    assert memory.compacts or len({file["level"] for file in store.live_files()}) > 1
     store.close()
 
 

@@ -37,11 +37,13 @@ class SmallMemory(SharedMemory):
     """Options that make many small files: files of 64 KiB, compressed as a test wants it."""
 
     compression: Any = None
+    compacts = True
 
     def options(self, stores: int = 1) -> Any:
         options = super().options(stores)
         options.set_target_file_size_base(64 << 10)
         options.set_max_bytes_for_level_base(128 << 10)
+        options.set_disable_auto_compactions(not self.compacts)
         if self.compression is not None:
             options.set_compression_per_level([])
             options.set_compression_type(self.compression)
