@@ -49,6 +49,7 @@ from headrace.tablelayer.server.store.errors import (
 from headrace.tablelayer.server.store.first_rows import FirstRows
 from headrace.tablelayer.server.store.layout import META, META_KEY, META_VERSION, ROW_PREFIX, decode_meta
 from headrace.tablelayer.server.store.open_stores import StoreFiles
+from headrace.tablelayer.server.store.prefix_tables import rows_by_prefix
 from headrace.tablelayer.server.store.room_reads import (
     READ_TOGETHER,
     get_rest,
@@ -502,7 +503,9 @@ class KeyValueStore:
                 if not self._is_in_files():
                     return None
                 memory = self._memory
-                return memory.kept.rows(self, self.path, memory.disk, self.live_files, prefixes, room)
+                return rows_by_prefix(
+                    memory.kept, self, self.path, memory.disk, self.live_files, prefixes, room
+                )
         except (UnknownTableError, OSError):
             return None  # the iterator decides whether the files are damaged
 

@@ -9,9 +9,8 @@ rows have to be in files. Files never change, so a kept one is right as long as 
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +22,7 @@ from headrace.broker.runtime.ports import Disk
 from headrace.tablelayer.model.arrays.arrays import Bytes, sealed
 from headrace.tablelayer.model.arrays.memory import Int64, copy_bytes, int32_at, word_at
 from headrace.tablelayer.server.room import Room
+from headrace.tablelayer.server.store.file_cache import FileCache
 from headrace.tablelayer.server.store.sorted_tables import LiveFiles, StoredRows, checked
 from headrace.tablelayer.server.store.table_index import UnknownTableError, read_bytes, read_index
 from headrace.tablelayer.server.store.table_kernels import (
@@ -74,63 +74,31 @@ class KeptTable(msgspec.Struct, frozen=True):
     owners: Sequence[object]
 
 
-class KeptTables:
-    """The files of a process that are kept, the least recently used first. Any thread may use it."""
+def rows_by_prefix(
+    kept: FileCache[KeptTable],
+    owner: object,
+    path: Path,
+    disk: Disk,
+    live_files: LiveFiles,
+    prefixes: Sequence[bytes],
+    room: Room,
+) -> tuple[Indices, StoredRows] | None:
+    """Return (row counts, rows in key order) of all prefixes from the files of the open store `owner`.
 
-    def __init__(self, bytes_max: int = KEPT_BYTES_MAX) -> None:
-        self.bytes_max = bytes_max
-        self._known: OrderedDict[tuple[object, str], KeptTable] = OrderedDict()
-        self._size = 0
-        self._lock = threading.Lock()
-
-    def get(self, owner: object, names: Sequence[str], disk: Disk, path: Path) -> list[KeptTable]:
-        """Return a store's files, read if they are not kept. Other files of the store are forgotten."""
-        found = []
-        for name in names:
-            with self._lock:
-                table = self._known.get((owner, name))
-                if table is not None:
-                    self._known.move_to_end((owner, name))
-            found.append(_read(disk, path / name.lstrip("/")) if table is None else table)
-        with self._lock:
-            for key in [key for key in self._known if key[0] is owner and key[1] not in names]:
-                self._size -= self._known.pop(key).size
-            for name, table in zip(names, found, strict=True):
-                if (owner, name) not in self._known:
-                    self._known[owner, name] = table
-                    self._size += table.size
-            while self._size > self.bytes_max and len(self._known) > len(names):
-                self._size -= self._known.popitem(last=False)[1].size
-        return found
-
-    def rows(
-        self,
-        owner: object,
-        path: Path,
-        disk: Disk,
-        live_files: LiveFiles,
-        prefixes: Sequence[bytes],
-        room: Room,
-    ) -> tuple[Indices, StoredRows] | None:
-        """Return (row counts, rows in key order) of all prefixes from the files of the open store `owner`.
-
-        None, without an effect, if they do not all fit. Raises UnknownTableError, OSError and what `live_files` raises.
-        """
-        for _ in range(_ATTEMPTS):
-            files = live_files()
-            if len(files) > _FILES_MAX or sum(file["size"] for file in files) > self.bytes_max // 2:
-                raise UnknownTableError(f"{len(files)} files are too large")
-            try:
-                tables = self.get(owner, [file["name"] for file in files], disk, path)
-            except FileNotFoundError:
-                continue  # a compaction has replaced a file since it was listed
-            return _rows_of(tables, prefixes, room)
-        raise UnknownTableError("the files change too fast")
-
-    def forget(self, owner: object) -> None:
-        with self._lock:
-            for key in [key for key in self._known if key[0] is owner]:
-                self._size -= self._known.pop(key).size
+    None, without an effect, if they do not all fit. Raises UnknownTableError, OSError and what `live_files` raises.
+    """
+    for _ in range(_ATTEMPTS):
+        files = live_files()
+        if len(files) > _FILES_MAX or sum(file["size"] for file in files) > kept.bytes_max // 2:
+            raise UnknownTableError(f"{len(files)} files are too large")
+        names = [file["name"] for file in files]
+        kept.forget(owner, names)
+        try:
+            tables = [kept.get(owner, name, partial(_read, disk, path / name.lstrip("/"))) for name in names]
+        except FileNotFoundError:
+            continue  # a compaction has replaced a file since it was listed
+        return _rows_of(tables, prefixes, room)
+    raise UnknownTableError("the files change too fast")
 
 
 def _read(disk: Disk, path: Path) -> KeptTable:

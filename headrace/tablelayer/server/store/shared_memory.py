@@ -16,10 +16,11 @@ from rocksdict import (
 from headrace.broker.runtime.disk import SystemDisk
 from headrace.broker.runtime.ports import Clock, Disk, SystemClock, SystemThreads, Threads
 from headrace.tablelayer.server.limits import BLOCK_CACHE_BYTES, Limits
+from headrace.tablelayer.server.store.file_cache import FileCache
 from headrace.tablelayer.server.store.first_rows import Remembered
 from headrace.tablelayer.server.store.open_stores import OpenStores
-from headrace.tablelayer.server.store.prefix_tables import KeptTables
-from headrace.tablelayer.server.store.table_index import Indexes
+from headrace.tablelayer.server.store.prefix_tables import KEPT_BYTES_MAX, KeptTable
+from headrace.tablelayer.server.store.table_index import INDEXES_BYTES_MAX, TableIndex
 
 _BLOOM_BITS = 10  # 1 % of the lookups of absent keys read a block
 _BLOCK_BYTES = 16 << 10  # batches of sorted keys meet in blocks of this size
@@ -53,8 +54,8 @@ class SharedMemory:
         self.helper = self.threads.pool(1, "table-reads")
         self.stores = OpenStores(self.clock, limits.store_files_max, limits.stores_open_max)
         self.first_rows = Remembered()
-        self.indexes = Indexes()
-        self.kept = KeptTables()
+        self.indexes: FileCache[TableIndex] = FileCache(INDEXES_BYTES_MAX)
+        self.kept: FileCache[KeptTable] = FileCache(KEPT_BYTES_MAX)
 
     def memtable_bytes(self, stores: int) -> int:
         """Return the size of the memtable of one of `stores` stores that are written to together: at most its share,

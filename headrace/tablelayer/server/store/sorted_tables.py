@@ -24,8 +24,8 @@ import pyarrow as pa
 from headrace.broker.runtime.ports import Disk
 from headrace.tablelayer.model.arrays.arrays import binary_array, ends_to_offsets, variable_values
 from headrace.tablelayer.server.store import table_kernels as kernels
+from headrace.tablelayer.server.store.file_cache import FileCache
 from headrace.tablelayer.server.store.table_index import (
-    Indexes,
     TableIndex,
     UnknownTableError,
     bytes_array,
@@ -166,7 +166,7 @@ class Piece(msgspec.Struct, frozen=True):
 class SortedTables:
     """The table files of one open store."""
 
-    def __init__(self, path: Path, disk: Disk, indexes: Indexes) -> None:
+    def __init__(self, path: Path, disk: Disk, indexes: FileCache[TableIndex]) -> None:
         self._path = path
         self._disk = disk
         self._indexes = indexes

@@ -5,9 +5,7 @@ Format: RocksDB's `table/format.cc`, block-based tables of format version 5. Any
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from pathlib import Path
 from struct import Struct
 from typing import Any, Final
@@ -79,37 +77,6 @@ class TableIndex(msgspec.Struct, frozen=True):
             return 0, 0
         begin, last = int(self.blocks[first, 0]), self.blocks[stop - 1]
         return begin, int(last[0] + last[1]) + TRAILER_BYTES - begin
-
-
-class Indexes:
-    """The indexes of table files that were read last, within `INDEXES_BYTES_MAX`. Any thread may use it."""
-
-    def __init__(self, bytes_max: int = INDEXES_BYTES_MAX) -> None:
-        self._bytes_max = bytes_max
-        self._known: OrderedDict[tuple[object, str], TableIndex] = OrderedDict()
-        self._size = 0
-        self._lock = threading.Lock()
-
-    def get(self, owner: object, name: str, read: Callable[[], TableIndex]) -> TableIndex:
-        """Return the index of the file `name` of a store. `owner` is an object of that store alone, opened once."""
-        with self._lock:
-            found = self._known.get((owner, name))
-            if found is not None:
-                self._known.move_to_end((owner, name))
-                return found
-        found = read()
-        with self._lock:
-            if (owner, name) not in self._known:
-                self._known[owner, name] = found
-                self._size += found.size
-            while self._size > self._bytes_max and len(self._known) > 1:
-                self._size -= self._known.popitem(last=False)[1].size
-        return found
-
-    def forget(self, owner: object) -> None:
-        with self._lock:
-            for key in [key for key in self._known if key[0] is owner]:
-                self._size -= self._known.pop(key).size
 
 
 def bytes_array(value: bytes) -> npt.NDArray[np.uint8]:

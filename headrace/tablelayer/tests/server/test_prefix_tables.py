@@ -13,8 +13,8 @@ from headrace.tablelayer.model.types.sizes import RowCost
 from headrace.tablelayer.server.limits import Limits
 from headrace.tablelayer.server.room import Room
 from headrace.tablelayer.server.store import kv, prefix_tables
+from headrace.tablelayer.server.store.file_cache import FileCache
 from headrace.tablelayer.server.store.kv import KeyValueStore
-from headrace.tablelayer.server.store.prefix_tables import KeptTables
 from headrace.tablelayer.tests.server.test_sorted_tables import SmallMemory
 
 COST = RowCost(8, 2)
@@ -153,7 +153,7 @@ def test_kept_files_are_limited_and_forgotten_with_their_store(tmp_path: Path, m
         store = KeyValueStore.open(tmp_path / str(number), memory)
         store.write([([key + b"k" for key in prefixes], [rng.bytes(1000) for _ in prefixes])], 1, 100)
         stores.append(store)
-    memory.kept = kept = KeptTables(300_000)
+    memory.kept = kept = FileCache(300_000)
     for store in stores:
         found(store, prefixes)
         assert kept._size <= kept.bytes_max

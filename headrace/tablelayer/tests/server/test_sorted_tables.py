@@ -22,6 +22,7 @@ from headrace.tablelayer.model.types.sizes import RowCost
 from headrace.tablelayer.server.limits import Limits
 from headrace.tablelayer.server.read.stored_groups import FilteredGroups
 from headrace.tablelayer.server.store import sorted_tables, store_snapshot, table_index, table_kernels
+from headrace.tablelayer.server.store.file_cache import FileCache
 from headrace.tablelayer.server.store.kv import KeyValueStore
 from headrace.tablelayer.server.store.layout import KeyRange
 from headrace.tablelayer.server.store.shared_memory import SharedMemory
@@ -221,7 +222,7 @@ def test_a_damaged_file_never_gives_other_rows(tmp_path: Path, compression: str)
         at = rng.choice([rng.randrange(len(data)), len(data) - 1 - rng.randrange(2_500)])
         data[at] ^= 1 << rng.randrange(8)
         path.write_bytes(data)
-        memory.indexes = store._tables._indexes = table_index.Indexes()
+        memory.indexes = store._tables._indexes = FileCache(table_index.INDEXES_BYTES_MAX)
         snapshot = store.snapshot()
         try:
             assert rows_of(snapshot, KeyRange(), rng) == values
