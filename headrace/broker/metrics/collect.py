@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from headrace.broker.api.log_dirs import sizes_on_disk
 from headrace.broker.metrics.model import OTHERS, Gathering, Metric, MetricKind
 from headrace.broker.metrics.totals import Totals
+from headrace.broker.net.faults import Fault
 from headrace.broker.runtime import open_files
 
 if TYPE_CHECKING:
@@ -149,8 +150,8 @@ class BrokerCollector:
         gathering.put(CONNECTIONS, self._network.connection_count)
         for listening in self._network.listeners:
             gathering.put(CONNECTIONS_ACCEPTED, listening.accepted, listening.name)
-        for fault, count in self._network.faults.items():
-            gathering.put(FAULTS, count, fault.value)
+        for fault in Fault:  # also those that have not happened: a rate is seen from the first one on
+            gathering.put(FAULTS, self._network.faults[fault], fault.value)
         gathering.put(HANDSHAKES, self._network.pending_handshakes)
         gathering.put(OPEN_FILES, open_files.count())
         gathering.put(OPEN_FILES_MAX, open_files.limit())

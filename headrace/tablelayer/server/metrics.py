@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.broker.metrics.model import Gathering, Metric, MetricKind
 from headrace.broker.metrics.totals import Totals
+from headrace.protocol.errors import ErrorCode
 from headrace.tablelayer.model.errors import TableError
 
 if TYPE_CHECKING:
@@ -239,9 +240,12 @@ class TableCollector:
     async def _collect_refused(self, gathering: Gathering, tables: Sequence[StoredTable]) -> None:
         for table in tables:
             await gathering.breathe()
+            label = self._totals.label(str(table.path))
+            letters = table.settings.kafka_dead_letter_topic is not None
+            # From 0 on: Prometheus does not see the first step of a counter that begins with 1.
+            gathering.add(REFUSED, 0, label, "dead-letter" if letters else ErrorCode.INVALID_RECORD.name)
             found = self._refusals.of(table.table_id)
             for (code, dead_letter), count in () if found is None else list(found.counts.items()):
-                label = self._totals.label(str(table.path))
                 gathering.add(REFUSED, count, label, "dead-letter" if dead_letter else code)
 
     async def _collect_standbys(self, gathering: Gathering) -> None:

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,9 @@ from headrace.tablelayer.cli.main import app
 from headrace.tablelayer.cli.serve import parse_sets
 from headrace.tablelayer.server.extension import TableExtension
 from headrace.tablelayer.server.metrics import TABLE_METRICS
+from headrace.tablelayer.tests.cli.dashboards import DEPLOY, expressions, metrics_of, needed, rules
 
-ROOT = Path(__file__).resolve().parents[4]
-DEPLOY = ROOT / "deploy"
+ROOT = DEPLOY.parent
 DECLARED = {
     each.name: each
     for each in (*BROKER_METRICS, *REPLICATION_METRICS, *REMOTE_METRICS, REQUEST_SECONDS, *TABLE_METRICS)
@@ -38,49 +37,34 @@ OF_THE_LIBRARY = {
     "process_resident_memory_bytes",
     "process_open_fds",
     "process_max_fds",
-    "up",
 }
-OF_PROMETHEUS = {"instance", "job", "le"}
-
-
-def expressions() -> Iterator[str]:
-    rules = yaml.safe_load((DEPLOY / "prometheus/headrace.rules.yml").read_text())
-    for group in rules["groups"]:
-        for rule in group["rules"]:
-            assert set(rule["labels"]) == {"severity"}
-            assert rule["annotations"]["summary"]
-            yield rule["expr"]
-    dashboard = json.loads((DEPLOY / "grafana/headrace.json").read_text())
-    for panel in dashboard["panels"]:
-        for target in panel.get("targets", ()):
-            yield target["expr"]
-    for variable in dashboard["templating"]["list"]:
-        if variable["type"] == "query":
-            yield variable["query"]["query"].removeprefix("label_values(").removesuffix(", instance)")
 
 
 def test_every_metric_and_label_of_alerts_and_dashboard_is_declared() -> None:
+    for rule in rules():
+        assert (set(rule["labels"]), bool(rule["annotations"]["summary"])) == ({"severity"}, True)
     found = list(expressions())
     assert len(found) > 30
-    named = set()
-    for text in found:
-        metrics = re.findall(r"\b(?:headrace|process)_[a-z_]+|\bup\b", text)
-        assert metrics, text
-        labels = set(OF_PROMETHEUS)
-        for name in metrics:
-            if name in OF_THE_LIBRARY:
-                continue
-            base = re.sub(r"_(bucket|sum|count)$", "", name)
-            metric = DECLARED.get(name) or DECLARED.get(base)
-            assert metric is not None, f"{name} is not declared: {text}"
-            assert (metric.kind is MetricKind.HISTOGRAM) == (name not in DECLARED), text
-            labels.update(metric.labels)
-            named.add(metric.name)
-        for group in re.findall(r"by \(([^)]*)\)", text):
-            assert {each.strip() for each in group.split(",")} <= labels, text
-        for group in re.findall(r"\{([^}]*)\}", text):
-            assert set(re.findall(r"(\w+)\s*(?:=~|=|!=)", group)) <= labels, text
-    assert len(named) > 20, "most of what is measured is shown"
+    for text, _ in found:
+        assert metrics_of(text) or text.startswith("up{"), text
+    named = needed()
+    for name, labels in named.items():
+        if name in OF_THE_LIBRARY:
+            continue
+        base = re.sub(r"_(bucket|sum|count)$", "", name)
+        metric = DECLARED.get(name) or DECLARED.get(base)
+        assert metric is not None, f"{name} is not declared"
+        assert (metric.kind is MetricKind.HISTOGRAM) == (name not in DECLARED), name
+        assert labels <= set(metric.labels), name
+    assert len(named) > 40, "most of what is measured is shown"
+
+
+def test_each_alert_has_a_unit_test_in_which_it_is_raised() -> None:
+    tests = yaml.safe_load((DEPLOY / "prometheus/headrace.rules.test.yml").read_text())["tests"]
+    raised = {
+        each["alertname"] for test in tests for each in test["alert_rule_test"] if each.get("exp_alerts")
+    }
+    assert raised == {rule["alert"] for rule in rules()}
 
 
 @pytest.mark.skipif(

@@ -5,6 +5,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.broker.metrics.collect import BROKER_METRICS
@@ -13,32 +14,51 @@ from headrace.broker.metrics.model import markdown_rows
 from headrace.broker.metrics.remote_log import REMOTE_METRICS
 from headrace.broker.metrics.replication import REPLICATION_METRICS
 from headrace.broker.metrics.requests import REQUEST_SECONDS
-from headrace.tablelayer.client import connect
+from headrace.protocol.errors import KafkaError
+from headrace.tablelayer.client import OutgoingRecord, connect
 from headrace.tablelayer.server.metrics import TABLE_METRICS
+from headrace.tablelayer.tests.cli.dashboards import needed
 from headrace.tablelayer.tests.lakes import lake_offered
 
 PAGE = Path(__file__).parents[2] / "METRICS.md"
+OF_CLUSTERS = {"headrace_replication_lag_records", "headrace_table_standby_lookups_total"}
+"""Metrics of the dashboard that one broker does not export: `test_replication_metrics` and `test_replicated_tables`
+have them from brokers of a cluster."""
 
 
 @pytest.fixture
 def served(serve, tmp_path):
-    words = ("--metrics", "127.0.0.1:0", "--set", "kv.snapshot.interval=1 s")
-    server = serve("--listen", "127.0.0.1:0", "--data", str(tmp_path / "data"), *words)
+    sets = [
+        "kv.snapshot.interval=1 s",
+        "remote.log.storage.system.enable=true",
+        f"remote.log.storage.directory={tmp_path / 'remote'}",
+        "remote.log.manager.task.interval.ms=100",
+    ]
+    words = [word for each in sets for word in ("--set", each)]
+    server = serve(
+        "--listen", "127.0.0.1:0", "--data", str(tmp_path / "data"), "--metrics", "127.0.0.1:0", *words
+    )
     found = re.search(r"metrics on (http://127\.0\.0\.1:\d+/metrics)", server.ready)
     assert found, server.ready
     server.metrics = found.group(1)
     return server
 
 
-def scrape(server):
-    """Values by name and labels."""
+def samples(server):
     with urllib.request.urlopen(server.metrics, timeout=60) as answer:
         text = answer.read().decode()
-    return {
-        (sample.name, *sample.labels.values()): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+
+def scrape(server):
+    """Values by name and labels."""
+    return {(each.name, *each.labels.values()): each.value for each in samples(server)}
+
+
+def lacking(server):
+    """Return the metrics of the alerts and the dashboard that are not exported with the labels that these need."""
+    exported = {each.name: set(each.labels) for each in samples(server)}
+    return {name for name, labels in needed().items() if name not in exported or not labels <= exported[name]}
 
 
 def test_the_page_lists_every_metric_with_its_words():
@@ -80,6 +100,13 @@ def test_a_scrape_tells_of_topics_tables_groups_and_requests(served, serve, tmp_
         connection.kafka.create_topic("plain")
         visit.to_arrow()
         visit.commit("readers", {0: 10})
+        with pytest.raises(KafkaError, match="id"):
+            connection.kafka.produce("default.visit", [OutgoingRecord(b'{"id": "x"}')])
+        producer = Producer({"bootstrap.servers": served.address, "transactional.id": "one"})
+        producer.init_transactions(60)
+        producer.begin_transaction()
+        producer.produce("plain", b"x")
+        producer.commit_transaction(60)
         before = scrape(served)
         again = scrape(served)
     assert before["headrace_tables",] == 3
@@ -98,6 +125,8 @@ def test_a_scrape_tells_of_topics_tables_groups_and_requests(served, serve, tmp_
     assert before["headrace_lake_missing", "default.fruit"] == 1
     assert before["headrace_group_lag_records", "readers", "default.visit"] == 20
     assert before["headrace_groups", "Empty"] == 1
+    assert before["headrace_table_refused_records_total", "default.visit", "INVALID_RECORD"] == 1
+    assert before["headrace_connection_faults_total", "frame"] == 0
     assert before["headrace_connections",] >= 1
     assert before["headrace_request_duration_seconds_count", "PutRows"] >= 3
     assert before["headrace_request_duration_seconds_sum", "PutRows"] > 0
@@ -109,6 +138,8 @@ def test_a_scrape_tells_of_topics_tables_groups_and_requests(served, serve, tmp_
     counters = [key for key in before if key[0].endswith(("_total", "_count"))]
     assert all(again[key] >= before[key] for key in counters)
     eventually(lambda: ("headrace_table_snapshot_size_bytes", "default.fruit") in scrape(served))
+    eventually(lambda: scrape(served)["headrace_transactions_ended_total", "commit"] == 1)
+    eventually(lambda: lacking(served) == OF_CLUSTERS)
     # An address that is in use gives one sentence.
     words = (
         "--data",
@@ -123,4 +154,5 @@ def test_a_scrape_tells_of_topics_tables_groups_and_requests(served, serve, tmp_
     assert err.startswith(f"cannot serve metrics on {served.metrics.split('/')[2]}: ")
     code, _, err = served.stop()
     assert code == 0
-    assert all("default.fruit" in line and "has no lake for it" in line for line in err.splitlines())
+    expected = ("default.fruit", "has no lake for it"), ("default.visit-0 was refused", "INVALID_RECORD")
+    assert all(any(all(word in line for word in words) for words in expected) for line in err.splitlines())

@@ -78,6 +78,7 @@ async def test_a_refused_batch_is_told_counted_and_kept(
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create(KEYED)
         assert await refused(all_tables.broker) == []
+        assert await counted(all_tables) == {("default.t", "INVALID_RECORD"): 0}
         with caplog.at_level(logging.WARNING, "headrace.api"):
             answer = await produce(table, {"id": 1}, {"id": "a\nb"})
         assert answer.error_code == ErrorCode.INVALID_RECORD
