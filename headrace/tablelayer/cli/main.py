@@ -431,7 +431,8 @@ def top(
 ) -> None:
     """Watch a server: CPU, memory, records per second, lag of groups, and the lake's progress.
 
-    100 % CPU is one core. Topics and tables are listed busiest first.
+    100 % CPU is one core. Topics and tables are listed busiest first. The sum of a topic's end offsets is unknown while
+    one of its partitions has no leader.
 
     \b
       headrace top

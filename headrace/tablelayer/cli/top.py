@@ -29,31 +29,44 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Write rate of one topic over one interval."""
+    """Write rate of one topic over one interval. `end_offset_sum` None: a partition has no leader."""
 
     topic: str
     partition_count: int
-    end_offset_sum: int
+    without_leader: int
+    end_offset_sum: int | None
     per_second: float
 
 
-def end_offsets(connection: Connection, *, internal: bool) -> dict[str, dict[int, int]]:
-    """Return the log end offsets of all topics. Partitions without a leader are left out."""
-    shown = [topic.name for topic in connection.kafka.list_topics() if internal or not topic.is_internal]
-    ranges = connection.kafka.offset_ranges(shown) if shown else {}
-    return {name: {p: each.end for p, each in of_topic.items()} for name, of_topic in ranges.items()}
+Ends = Mapping[str, Mapping[int, int | None]]
+"""Log end offsets by topic and partition; None for a partition without a leader."""
 
 
-def rates(before: dict[str, dict[int, int]], after: dict[str, dict[int, int]], seconds: float) -> list[Rate]:
+def end_offsets(connection: Connection, *, internal: bool) -> Ends:
+    """Return the log end offsets of all topics."""
+    shown = [topic for topic in connection.kafka.list_topics() if internal or not topic.is_internal]
+    ranges = connection.kafka.offset_ranges([topic.name for topic in shown]) if shown else {}
+    known = {name: {p: each.end for p, each in of_topic.items()} for name, of_topic in ranges.items()}
+    return {each.name: dict.fromkeys(each.partitions) | known.get(each.name, {}) for each in shown}
+
+
+def rates(before: Ends, after: Ends, seconds: float) -> list[Rate]:
     """Return rates, busiest first. A new or recreated topic counts from offset 0, and a partition of a known topic from
     the first time that its end is known: it may have had no leader before.
     """
     listed = []
-    for topic, ends in after.items():
-        earlier = {**ends, **before[topic]} if topic in before else {}
+    for topic, all_ends in after.items():
+        ends = _known(all_ends)
+        earlier = {**ends, **_known(before[topic])} if topic in before else {}
         grown = sum(end - earlier.get(p, 0) if end >= earlier.get(p, 0) else end for p, end in ends.items())
-        listed.append(Rate(topic, len(ends), sum(ends.values()), grown / seconds))
+        dark = len(all_ends) - len(ends)
+        total = None if dark else sum(ends.values())
+        listed.append(Rate(topic, len(all_ends), dark, total, grown / seconds))
     return sorted(listed, key=lambda rate: (-rate.per_second, rate.topic))
+
+
+def _known(ends: Mapping[int, int | None]) -> dict[int, int]:
+    return {p: end for p, end in ends.items() if end is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +112,7 @@ def loads(before: Sequence[ServerProcess], after: Sequence[ServerProcess], secon
 
 def group_lags(
     groups: Sequence[GroupDescription],
-    ends: Mapping[str, Mapping[int, int]],
+    ends: Ends,
     before: Mapping[tuple[str, str], int],
     seconds: float,
 ) -> list[Lag]:
@@ -122,7 +135,7 @@ class _Look:
     """State of the servers at one moment (`at`: monotonic seconds)."""
 
     at: float
-    ends: dict[str, dict[int, int]]
+    ends: Ends
     servers: list[ServerProcess]
     groups: list[GroupDescription]
     cluster: ClusterDescription
@@ -189,8 +202,11 @@ def _write(
     first: bool,
 ) -> None:
     if output is Format.CSV:
-        names = ("topic", "partitions", "end offsets", "records/s")
-        rows = [(each.topic, each.partition_count, each.end_offset_sum, each.per_second) for each in topics]
+        names = ("topic", "partitions", "without leader", "end offsets", "records/s")
+        rows = [
+            (each.topic, each.partition_count, each.without_leader, each.end_offset_sum, each.per_second)
+            for each in topics
+        ]
         write_rows(names, rows, output, header=first)
     else:
         write_object(
@@ -233,13 +249,14 @@ def _shown(
         for each in used
     ]
     parts += [Text(each, style="bold red") for each in health_reasons(cluster)]
-    titles = ["topic or table", "partitions", "end offsets", "records/s"]
+    titles = ["topic or table", "partitions", "without leader", "end offsets", "records/s"]
     table = _grid([*titles, "lake behind", "lake lag"] if tiered else titles, ["lake"] if tiered else [])
     for rate in topics:
         row = [
             rate.topic,
             str(rate.partition_count),
-            f"{rate.end_offset_sum:,}",
+            str(rate.without_leader),
+            "?" if rate.end_offset_sum is None else f"{rate.end_offset_sum:,}",
             f"{rate.per_second:,.0f}",
         ]
         lake = tiered.get(rate.topic)

@@ -79,6 +79,10 @@ def shown_by_commands(run: Callable[..., Result], gone: str, leaders: list[int],
     assert [each["end_offset"] for each in parts] == [None if each == 3 else 0 for each in leaders]
     top = run("top", "-n", "1", "--interval", "0.1")
     assert (top.exit_code, gone in top.stdout) == (0, True)
+    told = json.loads(run("top", "-n", "1", "--interval", "0.1", "-o", "json").stdout)["topics"]
+    assert [(each["partition_count"], each["without_leader"], each["end_offset_sum"]) for each in told] == [
+        (3, 1, None)
+    ]
     doctor = run("doctor", "-o", "json")
     found = [json.loads(line) for line in doctor.stdout.splitlines()]
     assert doctor.exit_code == 1
@@ -106,6 +110,14 @@ def shown_by_console(cluster: DirectCluster, lost: int) -> None:
 
 def test_a_partition_that_was_away_has_not_grown_by_all_that_it_has() -> None:
     before, after = {"t": {0: 5}}, {"t": {0: 7, 1: 900}, "new": {0: 3}}
-    assert {each.topic: each.per_second for each in rates(before, after, 1.0)} == {"t": 2, "new": 3}
+    away: dict[str, dict[int, int | None]] = {"t": {0: 5, 1: None}}
+    assert {each.topic: each.per_second for each in rates(away, after, 1.0)} == {"t": 2, "new": 3}
+    (gone,) = rates(after, away | {"t": {0: 7, 1: None}}, 1.0)
+    assert (gone.partition_count, gone.without_leader, gone.end_offset_sum, gone.per_second) == (
+        2,
+        1,
+        None,
+        0,
+    )
     looks = [Look(at, 0, ends, {}, 1, {}, 0) for at, ends in ((0.0, before), (1.0, after))]
     assert console_rates(*looks) == {"t": 2, "new": 3}
