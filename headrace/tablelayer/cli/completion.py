@@ -31,7 +31,11 @@ SUMMARIZE SYSTEM_TIME TABLE TABLES THEN TIME TIMESTAMP TIMESTAMP_LTZ TINYINT TO 
 UNION UPDATE USE USER USERS USING VALUES VARCHAR VERSION VIEW VIEWS WHEN WHERE WITH
 """
 WORDS = tuple(_TEXT.split())
-_BEFORE_TABLES = {"FROM", "JOIN", "INTO", "UPDATE", "TABLE", "DESCRIBE", "DESC", "EXISTS"}
+COMMANDS = ("\\?", "\\copy", "\\d", "\\e", "\\i", "\\l", "\\o", "\\q", "\\timing", "\\watch", "\\x")
+_BEFORE_TABLES = {
+    "FROM", "JOIN", "INTO", "UPDATE", "TABLE", "DESCRIBE", "DESC", "EXISTS", "COPY", "SUMMARIZE", "TRUNCATE",
+    "\\COPY", "\\D",
+}  # fmt: skip
 _BEFORE_DATABASES = {"USE", "DATABASE"}
 _SUFFIXES = ("$changelog",)
 _NAME = r"[\w.`\"$]+"
@@ -76,13 +80,16 @@ class Names:
 def candidates(before: str, word: str, database: str, names: Names, after: str = "") -> list[str]:
     """Return the sorted completions of `word`.
 
-    `before` is the statement up to the word, `after` the rest. Words keep the case that is typed.
+    `before` is the statement up to the word, `after` the rest. Words keep the case that is typed. A word that begins
+    with a backslash is a command of the prompt.
     """
     if before.count("'") % 2:
         quoted = before.rpartition("'")[2] + word
         start = len(quoted) - len(word)
         return [each[start:] for each in (_options if _IN_OPTIONS.search(before) else files)(quoted)]
-    last = re.findall(r"\w+", before)
+    if word.startswith("\\"):
+        return _matching(COMMANDS, word)
+    last = re.findall(r"\\?\w+", before)
     previous = last[-1].upper() if last and not before.rstrip().endswith((",", "(", ")", "=")) else ""
     if previous in _BEFORE_DATABASES:
         return _matching(names.databases(), word)

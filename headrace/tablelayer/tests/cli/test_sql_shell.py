@@ -155,6 +155,9 @@ def test_the_tab_key_knows_words_databases_tables_and_columns(shop, tmp_path):
     assert offered(f"SELECT * FROM {database}.log WHERE pri")[0] == "price"
     assert "name" in offered("SELECT k, n FROM item WHERE n")
     assert offered("INSERT INTO item (k, na") == ["name"]
+    for before in ("COPY ", "\\copy ", "\\d ", "TRUNCATE ", "SUMMARIZE "):
+        assert offered(f"{before}it") == ["item"]
+    assert offered("\\co") == ["\\copy"]
     assert "price" in candidates("SELECT ", "pr", database, names, " FROM log")
     assert candidates("SELECT i.k, ", "l.pri", database, names, " FROM item i, log AS l") == ["l.price"]
     assert candidates("SELECT ", "item.na", database, names, f" FROM {database}.item") == ["item.name"]
