@@ -183,6 +183,16 @@ def create(
                 )
 
 
+@tables.command(hidden=True)
+def adopt(topic: Annotated[str, typer.Argument(help="Name of a topic.", autocompletion=topic_names)]) -> None:
+    """Say how the records of a topic get into a table."""
+    raise CommandError(
+        f"topic {topic} cannot become a table in place, because the log of a table has another form. Copy its records"
+        f" into a table with another name:\n"
+        f"  headrace tables create DATABASE.TABLE --from-topic {topic} --backfill --follow"
+    )
+
+
 @tables.command()
 def describe(
     name: TableArgument, output: FormatOption = Format.TABLE, server: ServerOption = DEFAULT_SERVER

@@ -186,6 +186,16 @@ def test_a_record_that_does_not_fit_ends_the_copy_or_is_counted(
     assert refused.stderr == "--skip-refused is for --backfill and --follow\n"
 
 
+def test_a_topic_that_shall_become_a_table_in_place_is_copied_instead(
+    headrace: Callable[..., Result],
+) -> None:
+    adopted = headrace("tables", "adopt", "orders")
+    assert (adopted.exit_code, adopted.stdout) == (1, "")
+    assert adopted.stderr.splitlines()[1:] == [
+        "  headrace tables create DATABASE.TABLE --from-topic orders --backfill --follow"
+    ]
+
+
 def test_tables_are_made_for_all_topics_of_a_pattern(server: str, headrace: Callable[..., Result]) -> None:
     for name in ("a", "b"):
         write(
