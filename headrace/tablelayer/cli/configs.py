@@ -9,7 +9,7 @@ import typer
 
 from headrace.tablelayer.cli.errors import CommandError
 from headrace.tablelayer.cli.options import DEFAULT_SERVER, Format, FormatOption, ServerOption
-from headrace.tablelayer.cli.words import DryRunOption, named_values
+from headrace.tablelayer.cli.words import DryRunOption, counted, named_values
 
 _VALUE_MAX = 48
 
@@ -161,8 +161,8 @@ def set_configs(
         connection.kafka.alter_configs(
             ConfigKind[kind.name], _name(kind, name), wanted, removed, validate_only=dry_run
         )
-    done = "could be" if dry_run else "are"
-    typer.echo(f"{len(wanted) + len(removed)} configurations of {kind.value} {name} {done} set")
+    done = "could set" if dry_run else "set"
+    typer.echo(f"{done} {counted(len(wanted) + len(removed), 'configuration')} of {kind.value} {name}")
 
 
 def _cut(value: str | None, output: Format) -> str | None:

@@ -79,7 +79,7 @@ def _show_grants(security: SecurityAdmin, statement: ShowGrants) -> Answer:
         "principal": [each.principal for each in found],
         "privilege": [_privilege(each.privilege, each.columns) for each in found],
         "on": [each.resource for each in found],
-        "from host": [each.host for each in found],
+        "host": [each.host for each in found],
         "is": ["denied" if each.is_denial else "allowed" for each in found],
     }
     return Answer(rows=pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()}))

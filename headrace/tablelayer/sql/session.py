@@ -311,7 +311,7 @@ class Session:
         if statement.runs:
             rows.append(("in all", *self._measured(found)))
         columns = list(zip(*rows, strict=True)) if rows else [()] * 4
-        names = ("reads", "way", "columns", "rows where")
+        names = ("reads", "way", "columns", "condition")
         return Answer(rows=_texts(dict(zip(names, columns, strict=True))))
 
     def _measured(self, plan: Plan) -> tuple[str, str, str]:
