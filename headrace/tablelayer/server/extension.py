@@ -54,6 +54,7 @@ from headrace.tablelayer.server.services import (
     BLOCK_CACHE_CONFIG,
     OPEN_STORES_CONFIG,
     SNAPSHOT_CONFIGS,
+    Due,
     Services,
 )
 
@@ -150,6 +151,7 @@ class TableExtension:
         self._process = ProcessApi()
         self._staged: StagedCommits | None = None
         self._staged_expired_at = 0.0
+        self._snapshots_due_at = 0.0
         self._looked_for_staged = False
         self._gained: set[UUID] = set()
         """Tables whose first bucket this broker now leads: it now decides about their staged rows."""
@@ -483,12 +485,21 @@ class TableExtension:
             context.background.failed("closing key-value stores that are not used", error)
 
     async def _tend_buckets(self, context: BrokerContext) -> None:
-        restless = self._services.restless
+        """Look after buckets that were written to. Those that only wait for a snapshot are asked less often."""
+        services, now = self._services, context.clock.monotonic()
+        restless, unsaved = services.restless, services.unsaved
+        if now >= self._snapshots_due_at:
+            self._snapshots_due_at = now + services.snapshot_config.look_seconds
+            restless.update(unsaved)
+            unsaved.clear()
         for turn, bucket in enumerate(list(restless), 1):
             if turn % _BUCKETS_PER_TURN == 0:
                 await asyncio.sleep(0)
             try:
-                if not bucket.tend():
+                due = bucket.tend()
+                if due is not Due.SOON:
                     restless.pop(bucket, None)
+                if due is Due.LATER:
+                    unsaved[bucket] = None
             except Exception as error:  # noqa: BLE001 - logged for this bucket
                 context.background.failed(f"maintenance of {bucket.name}", error)

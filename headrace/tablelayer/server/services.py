@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
+from enum import IntEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -79,6 +80,11 @@ class SnapshotConfig(msgspec.Struct, frozen=True):
     files: RemoteFiles | None
     interval_seconds: float
     kept: int
+
+    @property
+    def look_seconds(self) -> float:
+        """Interval of looking for snapshots that are due: a twentieth of theirs, at most half a minute."""
+        return min(self.interval_seconds / 20, 30.0)
 
     @classmethod
     def of(cls, context: BrokerContext) -> SnapshotConfig:
@@ -167,14 +173,23 @@ async def _nothing_staged(partition: object, broker: int) -> None:
     """Do nothing: nothing is staged."""
 
 
+class Due(IntEnum):
+    """The time of a bucket's next maintenance, without another write."""
+
+    NEVER = 0
+    SOON = 1
+    LATER = 2
+    """Only a snapshot is missing, for which it is too early."""
+
+
 class Tended(Protocol):
     """A bucket that needs maintenance beside its requests."""
 
     @property
     def name(self) -> str: ...
 
-    def tend(self) -> bool:
-        """Do what is due; return whether more will be due without another write."""
+    def tend(self) -> Due:
+        """Do what is due; return when more will be due."""
 
 
 class KeptStore(Protocol):
@@ -241,6 +256,8 @@ class Services:
         """Ends the snapshot scans of a bucket whose store will be closed."""
         self.restless: dict[Tended, None] = {}
         """Buckets with writes since their last maintenance."""
+        self.unsaved: dict[Tended, None] = {}
+        """Buckets at rest that have changed since their last snapshot. Their number should cost little."""
         self.standbys: dict[tuple[UUID, int], KeptStore] = {}
         """Stores of buckets that other brokers lead, by table (or partition) and bucket."""
         self._background: Executor | None = None

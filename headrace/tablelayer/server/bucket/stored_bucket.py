@@ -27,7 +27,7 @@ from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.tablelayer.model.rows.versions import SchemaVersions
 from headrace.tablelayer.server.bucket.bucket import TableBucket
 from headrace.tablelayer.server.bucket.tasks import USES_STORE, Kind, Tasks
-from headrace.tablelayer.server.services import KeptStore, Services, table_of
+from headrace.tablelayer.server.services import Due, KeptStore, Services, table_of
 from headrace.tablelayer.server.store.copies import copy_store
 from headrace.tablelayer.server.store.errors import DiskFullError, is_damage, is_halted
 from headrace.tablelayer.server.store.kv import checkpoint
@@ -328,27 +328,30 @@ class StoredBucket(TableBucket):
 
     # -- upkeep --------------------------------------------------------------------------------------------
 
-    def tend(self) -> bool:
+    def tend(self) -> Due:
         """Flush rows that were written long ago, so that replays stay short, and take a snapshot that is due.
 
-        Called at intervals. Returns whether the bucket needs another call before the next write.
+        Called at intervals. Returns when the bucket needs another call, if it is not written to.
         """
         tablet, now = self._tablet, self.services.context.clock.monotonic()
         if tablet is None or self.closed:
-            return not self.closed
+            return Due.NEVER if self.closed else Due.SOON
         if tablet.kv.bytes_since_flush and now - self._last_flush >= self.services.limits.flush_seconds:
             self._start_flush()
         is_unflushed = bool(tablet.kv.bytes_since_flush) or self._tasks.under_way(Kind.FLUSH) is not None
         snapshots, schedule = self.snapshots, self._schedule
         if snapshots is None:
-            return is_unflushed
+            return Due.SOON if is_unflushed else Due.NEVER
         if schedule is None:
             self._look_for_snapshots()
         if schedule is None or self._tasks.under_way(Kind.SNAPSHOT) is not None:
-            return True
+            return Due.SOON
         if schedule.due(now, tablet.kv.applied_offset, snapshots.newest_offset):
             self._tasks.start(Kind.SNAPSHOT, self._take_snapshot(tablet, snapshots, schedule))
-        return is_unflushed or tablet.kv.applied_offset > snapshots.newest_offset
+            return Due.SOON
+        if is_unflushed:
+            return Due.SOON
+        return Due.LATER if tablet.kv.applied_offset > snapshots.newest_offset else Due.NEVER
 
     def _start_flush(self) -> None:
         if self._tasks.under_way(Kind.FLUSH) is None:

@@ -8,6 +8,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from headrace.broker.objects.files import LocalFiles
 from headrace.tablelayer.server.bucket.tasks import Kind
 from headrace.tablelayer.server.limits import Limits
+from headrace.tablelayer.server.services import Due
 from headrace.tablelayer.server.store.kv import KeyValueStore
 from headrace.tablelayer.server.store.shared_memory import SharedMemory
 from headrace.tablelayer.server.store.snapshots import (
@@ -25,7 +27,7 @@ from headrace.tablelayer.server.store.snapshots import (
     SnapshotSchedule,
     SnapshotStoppedError,
 )
-from headrace.tablelayer.tests.server.tables import Row, Table, tables, until
+from headrace.tablelayer.tests.server.tables import MovableClock, Row, Table, tables, until
 from simulator.files import copy_as_killed
 from simulator.fsyncs import recorded_fsyncs
 
@@ -506,24 +508,45 @@ async def test_a_bucket_is_looked_after_until_it_is_at_rest_and_again_after_the_
             assert bucket.snapshots.newest_offset == bucket.partition.high_watermark
 
 
-async def test_a_bucket_is_looked_after_until_its_snapshot_is_taken_however_late(tmp_path: Path) -> None:
-    limits = Limits(flush_seconds=0.0)
-    async with tables(tmp_path / "data", {"kv.snapshot.interval": "1 h"}, limits=limits) as all_tables:
+async def test_a_bucket_at_rest_is_looked_after_less_often_until_its_snapshot_is_taken_however_late(
+    tmp_path: Path,
+) -> None:
+    """Thousands of such buckets must not be asked each second."""
+    limits, clock = Limits(flush_seconds=0.0), MovableClock()
+    config = {"kv.snapshot.interval": "1 h"}
+    async with tables(tmp_path / "data", config, limits=limits, clock=clock) as all_tables:
         table = await all_tables.create(COLUMNS)
-        await table.put(*rows(range(100), "a"))
         bucket = table.partition.hooks
+        restless, unsaved = bucket.services.restless, bucket.services.unsaved
+        look = partial(all_tables.extension._tend_buckets, all_tables.broker.context)
 
-        def is_flushed() -> bool:
-            assert bucket.tend()
-            return (
-                bucket._schedule is not None
-                and not bucket._tablet.kv.bytes_since_flush
-                and bucket._tasks.under_way(Kind.FLUSH) is None
-            )
+        async def rests() -> bool:
+            await look()
+            return bucket not in restless
 
-        await until(is_flushed)
-        assert bucket.tend()
-        assert bucket in bucket.services.restless
+        asked = []
+
+        def tend(bucket: Any) -> Due:
+            asked.append(bucket)
+            return Due.LATER
+
+        for number in range(2):
+            await table.put(*rows(range(100), str(number)))
+            await until(rests)
+            assert bucket in unsaved
+            assert not bucket._tablet.kv.bytes_since_flush
+            asked.clear()
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(type(bucket), "tend", tend)
+                for _ in range(40):
+                    clock.waited_seconds += 1
+                    await look()
+            assert 1 <= len(asked) <= 2
+            assert bucket.snapshots.newest_offset < bucket.partition.high_watermark
+            clock.waited_seconds += 3600
+            await until(rests)
+            assert bucket not in unsaved
+            assert bucket.snapshots.newest_offset == bucket.partition.high_watermark
 
 
 async def test_the_schedule_takes_snapshots_by_itself(tmp_path: Path) -> None:
