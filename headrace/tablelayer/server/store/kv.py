@@ -73,7 +73,7 @@ _STALL_SECONDS_MAX = 60.0  # a replay that stalls for longer has a failing disk
 _SIZE_PROPERTIES = ("rocksdb.live-sst-files-size", "rocksdb.size-all-mem-tables")
 _SNAPSHOT_ATTEMPTS = 16
 _SMALL_BYTES = 256 << 10
-"""Number of bytes that are written to an open store before its memtable becomes large."""
+"""Number of bytes that are written to an open store between two flushes before its memtable becomes large."""
 _PREFIXES_TOGETHER_MIN = 64
 """Number of prefixes from which a kernel reads them; RocksDB's iterator takes some microseconds for each."""
 
@@ -123,8 +123,8 @@ class KeyValueStore:
         self._bytes_in_files = 0
         """The written bytes that a completed flush covers."""
         self._flushed_for_reads_at = float("-inf")
-        self._small_below: int | None = _SMALL_BYTES
-        """The written bytes from which the memtable is large; None if it is."""
+        self._is_small = True
+        """Whether the memtable is small, or will be when the files are opened."""
         self._flushing = threading.Lock()
         """Held by the flush of a scan: RocksDB's Python object cannot be closed during one of its calls."""
         self._write_options = WriteOptions()
@@ -206,7 +206,7 @@ class KeyValueStore:
     # -- for `open_stores` ---------------------------------------------------------------------------------
 
     def open_files(self) -> Any:
-        self._small_below = self._written_bytes + _SMALL_BYTES
+        self._is_small = True
         if not self.is_made:
             database = _open(self.path, self._memory, self._together)
             self.is_made = True
@@ -322,8 +322,8 @@ class KeyValueStore:
         Raises DiskFullError, or StalledStoreError if RocksDB stalled for `patience_seconds`; then nothing has changed.
         """
         with self._files as database:
-            if self._small_below is not None and self._written_bytes >= self._small_below:
-                self._small_below = None
+            if self._is_small and self.bytes_since_flush >= _SMALL_BYTES:
+                self._is_small = False
                 database.set_options(self._memory.grown(self._together))
             self._apply(database, groups, applied_offset, row_count, patience_seconds)
 

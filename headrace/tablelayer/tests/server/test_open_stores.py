@@ -112,7 +112,7 @@ def test_only_stores_that_were_not_used_for_a_time_are_idle(tmp_path: Path) -> N
     assert (old.is_open, new.is_open) == (False, True)
 
 
-def test_a_memtable_becomes_large_with_what_is_written(tmp_path: Path) -> None:
+def test_a_memtable_becomes_large_with_what_is_written_between_two_flushes(tmp_path: Path) -> None:
     store = written(tmp_path / "s", SharedMemory(Limits()))
 
     def size_with_a_row() -> int:
@@ -121,10 +121,17 @@ def test_a_memtable_becomes_large_with_what_is_written(tmp_path: Path) -> None:
         with store._files as database:
             return int(database.property_int_value("rocksdb.size-all-mem-tables"))
 
+    def write(number: int) -> None:
+        store.write([([b"\x01%d" % number], [bytes(10_000)])], store.applied_offset + 1, 3)
+
     small = size_with_a_row()
     assert small < 100_000  # the large Bloom filter alone takes 320 KiB
     for number in range(40):
-        store.write([([b"\x01%d" % number], [bytes(10_000)])], store.applied_offset + 1, 3)
+        write(number)
+        store.flush()
+    assert size_with_a_row() == small
+    for number in range(40):
+        write(number)
     assert size_with_a_row() > 300_000
     assert store.close_unused()
     assert store.get(KEYS) == [b"v", b"v"]
