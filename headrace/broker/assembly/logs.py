@@ -36,8 +36,9 @@ class PartitionLogs:
         )
         self._directory = directory
         self._topic_configs = topic_configs
-        self._executor = executor
         self._ports = ports
+        self._background = executor.submit
+        self._discard = self.deleted_files.remove_later
 
     def open(self, partition: Partition) -> PartitionLog:
         """Open a partition's log; make its folder if it has none."""
@@ -50,8 +51,8 @@ class PartitionLogs:
             self._topic_configs.log_config(partition.topic),
             clock=self._ports.clock,
             disk=self._ports.disk,
-            background=self._executor.submit,
-            discard=self.deleted_files.remove_later,
+            background=self._background,
+            discard=self._discard,
             is_new=new is not None,
             companions=(PARTITION_METADATA,),
         )

@@ -68,13 +68,13 @@ class Segment:
 
     __slots__ = (
         "__weakref__",
+        "_directory",
         "_disk",
         "_file",
         "_index",
         "_interval_bytes",
         "_is_swap",
         "_largest",
-        "_stem",
         "_time_index",
         "aborted",
         "base_offset",
@@ -103,7 +103,7 @@ class Segment:
     ) -> None:
         """`largest` is (largest timestamp, its offset); None: it is read from the time index when it is needed."""
         self._disk = disk
-        self._stem = directory / file_stem(base_offset)
+        self._directory = directory
         self._interval_bytes = interval_bytes
         self._file: DiskFile | None = None
         self._is_swap = False
@@ -136,19 +136,22 @@ class Segment:
     @property
     def path(self) -> Path:
         """The path of its file; a compacted segment that has not taken its place yet has another name."""
-        return self._stem.with_suffix(LOG_SUFFIX + SWAP_SUFFIX if self._is_swap else LOG_SUFFIX)
+        return self._path(LOG_SUFFIX + SWAP_SUFFIX if self._is_swap else LOG_SUFFIX)
 
     @property
     def index_path(self) -> Path:
-        return self._stem.with_suffix(INDEX_SUFFIX)
+        return self._path(INDEX_SUFFIX)
 
     @property
     def time_index_path(self) -> Path:
-        return self._stem.with_suffix(TIME_INDEX_SUFFIX)
+        return self._path(TIME_INDEX_SUFFIX)
 
     @property
     def transaction_index_path(self) -> Path:
-        return self._stem.with_suffix(TRANSACTION_INDEX_SUFFIX)
+        return self._path(TRANSACTION_INDEX_SUFFIX)
+
+    def _path(self, suffix: str) -> Path:
+        return self._directory / (file_stem(self.base_offset) + suffix)
 
     @property
     def file(self) -> DiskFile:

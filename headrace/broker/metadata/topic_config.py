@@ -7,7 +7,7 @@ the declared default. The declared tables are the log's (`broker.configs.topics`
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # The broker's own topics are journals: never cut by age or size, only rewritten by their owner.
 INTERNAL_DEFAULTS = {"cleanup.policy": "compact", "retention.ms": "-1", "retention.bytes": "-1"}
+_PARSED_MAX: Final = 256
+"""Number of different configurations that are kept: most topics have one of a few."""
 
 
 class TopicConfigs:
@@ -46,6 +48,7 @@ class TopicConfigs:
         self._expiration_ms = producer_id_expiration_ms
         self.log_keys: Mapping[str, ConfigKey] = TOPIC_CONFIGS
         self.extension_keys = {key.name: key for key in extension_keys}
+        self._parsed: dict[tuple[bool, frozenset[tuple[str, str]]], LogConfig] = {}
         LogConfig.parse(self.broker_defaults)
 
     def with_defaults(self, broker_defaults: Mapping[str, str]) -> TopicConfigs:
@@ -107,15 +110,28 @@ class TopicConfigs:
         return any(name not in self.log_keys for name in image.config)
 
     def log_config(self, image: TopicImage) -> LogConfig:
-        """Return the configuration of the logs of the topic's partitions."""
-        config = LogConfig.parse(self._effective(image.config, internal=image.internal))
-        return replace(config, strict_records=self._strict, producer_id_expiration_ms=self._expiration_ms)
+        """Return the configuration of the logs of the topic's partitions. Topics with equal ones share it.
+
+        Any thread may call it.
+        """
+        parsed = self._parsed  # read before the defaults: `defaults_changed` replaces it after them
+        given = image.internal, frozenset(each for each in image.config.items() if each[0] in self.log_keys)
+        known = parsed.get(given)
+        if known is None:
+            if len(parsed) >= _PARSED_MAX:
+                parsed.clear()
+            config = LogConfig.parse(self._effective(image.config, internal=image.internal))
+            known = parsed[given] = replace(
+                config, strict_records=self._strict, producer_id_expiration_ms=self._expiration_ms
+            )
+        return known
 
     def defaults_changed(self, broker_defaults: Mapping[str, str], producer_id_expiration_ms: int) -> None:
         """Take over a change of the broker's own configuration. `MetadataFollower` tells the open logs."""
         LogConfig.parse(broker_defaults)
         self.broker_defaults = dict(broker_defaults)
         self._expiration_ms = producer_id_expiration_ms
+        self._parsed = {}
 
     @property
     def min_isr(self) -> int:

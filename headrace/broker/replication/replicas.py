@@ -152,12 +152,8 @@ class LocalReplicas:
 
     async def reconfigure_all(self, topics: Iterable[TopicImage]) -> None:
         """Apply changed defaults to open logs. Returns when a stricter durability is in effect on disk."""
-        parsed: dict[tuple[bool, tuple[tuple[str, str], ...]], LogConfig] = {}
         for image in topics:
-            key = (image.internal, tuple(sorted(image.config.items())))
-            config = parsed.get(key)
-            if config is None:
-                config = parsed[key] = self._log_config(image)
+            config = self._log_config(image)
             for partition in self._partitions[image.name]:
                 partition.reconfigure(config)
                 self._reconfigure_follower(partition, config)

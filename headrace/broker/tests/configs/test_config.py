@@ -127,6 +127,20 @@ def test_a_topics_own_configuration_goes_before_the_brokers_and_journals_are_nev
     assert of(retention_ms="7") == (7, 1000)
     assert of(internal=True) == (-1, 1000)
     assert of(internal=True, retention_ms="7", segment_bytes="2000") == (7, 2000)
+    configs.defaults_changed({"retention.ms": "6"}, 60_000)
+    assert of() == (6, 1 << 30)
+
+
+def test_topics_with_equal_configurations_share_one_object() -> None:
+    """Each partition keeps it; it takes a third of a kilobyte."""
+    configs = TopicConfigs({}, [ConfigKey("table.schema", ConfigType.STRING, None, "A schema.")])
+
+    def of(**config: str) -> object:
+        named = {name.replace("_", "."): value for name, value in config.items()}
+        return configs.log_config(TopicImage(str(uuid.uuid4()), uuid.uuid4(), 1, named))
+
+    assert of(table_schema="a") is of(table_schema="b") is of()
+    assert of(retention_ms="7") is of(retention_ms="7") is not of()
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ Decode = Callable[[TableDefinition, kafka_face.Opened], Operations]
 _ADDED_TIMES_MAX = 4
 """Maximum number of times that one batch adds columns: its records' fields may be found one after another, and other
 requests may alter the table too."""
-_UNREADABLE_TOLD_MAX = 10_000
+_UNREADABLE_TOLD_MAX = 1_000
 _MERGES_REFUSED_MAX = 100
 """Maximum number of a batch's records that only a merge can refuse: each one costs another attempt to write the batch.
 """
@@ -79,7 +79,7 @@ class TableBucket:
         self._known = (partition.topic, services.catalog.definition(partition.topic))
         self.joiners = Joiners(services, partition)
         self._transcoding = asyncio.Lock()
-        self._unreadable: set[int] = set()
+        self._unreadable: frozenset[int] = frozenset()
         self._producing = 0
         """Number of batches of producers that are under way beside the event loop."""
 
@@ -118,7 +118,7 @@ class TableBucket:
         """
         if header.base_offset in self._unreadable or len(self._unreadable) >= _UNREADABLE_TOLD_MAX:
             return
-        self._unreadable.add(header.base_offset)
+        self._unreadable |= {header.base_offset}
         logger.error(
             "%s: the batch at offsets %d to %d cannot be read; readers skip it: %s",
             self.name, header.base_offset, header.next_offset - 1, error,

@@ -59,7 +59,7 @@ class StoreRecovery(msgspec.Struct):
     """Number of the table's stores, all of which may be written to."""
     restored: Snapshot | None = None
     """The snapshot that the present store was restored from, in this process."""
-    distrusted: set[int] = msgspec.field(default_factory=set)
+    distrusted: frozenset[int] = frozenset()
     """Ids of snapshots that were damaged when they were restored or read."""
 
     async def open(self, log_start: int, log_end: int) -> KeyValueStore:
@@ -108,7 +108,7 @@ class StoreRecovery(msgspec.Struct):
             except (DamagedSnapshotError, OSError) as error:
                 logger.error("%s: snapshot %d cannot be restored: %s", self.name, snapshot.id, error)
                 if isinstance(error, DamagedSnapshotError):
-                    self.distrusted.add(snapshot.id)
+                    self.distrusted |= {snapshot.id}
                 continue
             self.restored = snapshot
             break
@@ -151,7 +151,7 @@ class StoreRecovery(msgspec.Struct):
     def distrust_restored(self) -> None:
         """Distrust the last restored snapshot: its store was damaged soon after."""
         if self.restored is not None:
-            self.distrusted.add(self.restored.id)
+            self.distrusted |= {self.restored.id}
 
 
 def _closed(
