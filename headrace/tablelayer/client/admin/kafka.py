@@ -8,12 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from headrace.protocol.consumer_protocol import read_assignment
-from headrace.protocol.errors import DecodeError, ErrorCode, KafkaError
-from headrace.protocol.messages.consumer_group_describe import (
-    ConsumerGroupDescribeRequest,
-    ConsumerGroupDescribeResponse,
-)
+from headrace.protocol.errors import ErrorCode
 from headrace.protocol.messages.create_partitions import (
     CreatePartitionsRequest,
     CreatePartitionsResponse,
@@ -25,13 +20,6 @@ from headrace.protocol.messages.create_topics import (
     CreateTopicsRequest,
     CreateTopicsResponse,
 )
-from headrace.protocol.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
-from headrace.protocol.messages.delete_records import (
-    DeleteRecordsPartition,
-    DeleteRecordsRequest,
-    DeleteRecordsResponse,
-    DeleteRecordsTopic,
-)
 from headrace.protocol.messages.delete_topics import (
     DeleteTopicsRequest,
     DeleteTopicsResponse,
@@ -42,20 +30,12 @@ from headrace.protocol.messages.describe_configs import (
     DescribeConfigsResource,
     DescribeConfigsResponse,
 )
-from headrace.protocol.messages.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
 from headrace.protocol.messages.describe_log_dirs import (
     DescribableLogDirTopic,
     DescribeLogDirsRequest,
     DescribeLogDirsResponse,
 )
-from headrace.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
-from headrace.protocol.messages.list_groups import ListGroupsRequest, ListGroupsResponse
-from headrace.protocol.messages.offset_delete import (
-    OffsetDeleteRequest,
-    OffsetDeleteRequestPartition,
-    OffsetDeleteRequestTopic,
-    OffsetDeleteResponse,
-)
+from headrace.tablelayer.client.admin import groups, records
 from headrace.tablelayer.client.admin.cluster_state import (
     ClusterDescription,
     OffsetRange,
@@ -73,7 +53,6 @@ from headrace.tablelayer.client.admin.configs import (
 from headrace.tablelayer.client.admin.kafka_answers import (
     GroupDescription,
     GroupListing,
-    GroupMember,
     KafkaRecord,
     LogSizes,
     TopicDescription,
@@ -82,23 +61,16 @@ from headrace.tablelayer.client.admin.moves import elect_preferred_leaders, move
 from headrace.tablelayer.client.admin.placement import Placement
 from headrace.tablelayer.client.admin.produce import OutgoingRecord, Producer
 from headrace.tablelayer.client.admin.quotas import ClientQuota, alter_quotas, list_quotas
-from headrace.tablelayer.client.errors import UnsupportedRequest
-from headrace.tablelayer.client.read.group_offsets import commit_offsets, fetch_offsets, find_coordinator
-from headrace.tablelayer.client.read.offsets import EARLIEST, LATEST, list_offsets
+from headrace.tablelayer.client.read.group_offsets import commit_offsets
+from headrace.tablelayer.client.read.offsets import LATEST, list_offsets
 from headrace.tablelayer.client.wire.cluster import Cluster
-from headrace.tablelayer.client.wire.retry import Deadline, error_of, raise_for, retrying
+from headrace.tablelayer.client.wire.retry import Deadline, raise_for, retrying
 
 if TYPE_CHECKING:
     from headrace.protocol.records.decode import RecordColumns
 
 _TOPIC_RESOURCE = 2
 _DELETE_BY_STATE_SINCE = 6
-_FETCH_BY_ID_SINCE = 13
-_NEEDED = (
-    "the brokers need them: the topic is internal, or a table that has a primary key or is tiered; delete rows of a"
-    " table with DELETE FROM"
-)
-"""The reason for POLICY_VIOLATION, which the answer of DeleteRecords has no room for."""
 
 
 class AsyncKafkaAdmin:
@@ -355,34 +327,7 @@ class AsyncKafkaAdmin:
 
         KafkaError OFFSET_OUT_OF_RANGE, POLICY_VIOLATION, TOPIC_AUTHORIZATION_FAILED.
         """
-
-        async def attempt(deadline: Deadline) -> dict[int, int]:
-            found: dict[int, int] = {}
-            for leader, partitions in (await self._cluster.by_leader(topic, list(before), deadline)).items():
-                asked = [DeleteRecordsPartition(partition_index=p, offset=before[p]) for p in partitions]
-                answer = await self._cluster.call(
-                    DeleteRecordsRequest(
-                        topics=[DeleteRecordsTopic(name=topic, partitions=asked)], timeout_ms=30_000
-                    ),
-                    DeleteRecordsResponse,
-                    doing=f"delete records of {topic}",
-                    node_id=leader,
-                    deadline=deadline,
-                    changes=True,
-                )
-                for each in (each for of_topic in answer.topics for each in of_topic.partitions):
-                    reason = _NEEDED if each.error_code == ErrorCode.POLICY_VIOLATION else None
-                    raise_for(each.error_code, reason, doing=f"delete records of {topic}")
-                    found[each.partition_index] = each.low_watermark
-            return found
-
-        return await retrying(
-            attempt,
-            config=self._cluster.config,
-            deadline=self._deadline(),
-            repeatable=True,
-            on_stale_route=lambda: self._cluster.forget_routes(topic),
-        )
+        return await records.delete_records(self._cluster, topic, before)
 
     async def log_sizes(self, topic: str | None = None) -> LogSizes:
         """Return the bytes of log files by topic (None: all) and partition over all servers, and their disk space."""
@@ -423,24 +368,9 @@ class AsyncKafkaAdmin:
 
         A position before the log's beginning moves to it. A table's records are those of its Kafka view.
         """
-        batches, next_positions = await self.read_batches(
-            topic, positions, max_wait_ms=max_wait_ms, max_bytes=max_bytes
+        return await records.read(
+            self._cluster, topic, positions, max_wait_ms=max_wait_ms, max_bytes=max_bytes
         )
-        records = [
-            KafkaRecord(partition, offset, timestamp, key, value, tuple(columns.headers(index)))
-            for partition, columns in batches
-            for index, (offset, timestamp, key, value) in enumerate(
-                zip(
-                    columns.offsets.tolist(),
-                    columns.timestamps.tolist(),
-                    columns.keys(),
-                    columns.values(),
-                    strict=True,
-                )
-            )
-            if offset >= positions[partition]
-        ]
-        return records, next_positions
 
     async def read_batches(
         self, topic: str, positions: Mapping[int, int], *, max_wait_ms: int = 500, max_bytes: int = 4 << 20
@@ -450,205 +380,28 @@ class AsyncKafkaAdmin:
         Columns are arrays with an element for each record (`protocol.records.decode.RecordColumns`). The first batch of
         a partition is whole and may have records before the position.
         """
-        try:
-            from headrace.protocol.records.decode import (
-                decode_records,
-            )  # it needs numba, which is only imported here
-        except ModuleNotFoundError as error:
-            raise UnsupportedRequest(
-                f"reading records needs {error.name}, which is not installed: pip install headrace instead of"
-                " headrace-client, or use a Kafka client"
-            ) from error
-        from headrace.protocol.records.header import iter_headers
-
-        next_positions = dict(positions)
-        batches: list[tuple[int, RecordColumns]] = []
-
-        async def attempt(deadline: Deadline) -> None:
-            batches.clear()
-            next_positions.update(positions)
-            for leader, partitions in (
-                await self._cluster.by_leader(topic, list(positions), deadline)
-            ).items():
-                answer = await self._fetch(
-                    topic, leader, {p: positions[p] for p in partitions}, max_wait_ms, max_bytes
-                )
-                for data in (data for found in answer.responses for data in found.partitions):
-                    if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
-                        beginning = await list_offsets(
-                            self._cluster, topic, EARLIEST, leader, [data.partition_index], deadline
-                        )
-                        next_positions[data.partition_index] = beginning[data.partition_index].offset
-                        continue
-                    raise_for(data.error_code, None, doing=f"read {topic}-{data.partition_index}")
-                    buffer = memoryview(data.records or b"")
-                    for position, header in iter_headers(buffer):
-                        next_positions[data.partition_index] = header.next_offset
-                        if not header.is_control:
-                            columns = decode_records(buffer[position : position + header.size])
-                            batches.append((data.partition_index, columns))
-
-        await retrying(
-            attempt,
-            config=self._cluster.config,
-            deadline=self._deadline(),
-            repeatable=True,
-            on_stale_route=lambda: self._cluster.forget_routes(topic),
+        return await records.read_batches(
+            self._cluster, topic, positions, max_wait_ms=max_wait_ms, max_bytes=max_bytes
         )
-        return batches, next_positions
-
-    async def _fetch(
-        self, topic: str, leader: int, positions: Mapping[int, int], max_wait_ms: int, max_bytes: int
-    ) -> FetchResponse:
-        connection = await self._cluster.connection(leader)
-        wanted = FetchTopic(
-            topic=topic,
-            partitions=[
-                FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=1 << 20)
-                for partition, offset in positions.items()
-            ],
-        )
-        if connection.version_for(FetchRequest) >= _FETCH_BY_ID_SINCE:
-            found = (await self._cluster.metadata([topic], self._deadline())).topics[0]
-            error = error_of(found.error_code, None, doing=f"find topic {topic}")
-            if error is not None:
-                raise error
-            wanted.topic_id = found.topic_id
-        request = FetchRequest(max_wait_ms=max_wait_ms, min_bytes=1, max_bytes=max_bytes, topics=[wanted])
-        answer = await self._cluster.send(
-            request, FetchResponse, node_id=leader, deadline=self._deadline(), extra_wait_ms=max_wait_ms
-        )
-        raise_for(answer.error_code, None, doing=f"read {topic}")
-        return answer
 
     async def list_groups(self) -> list[GroupListing]:
         """Return all consumer groups by name. Each broker is asked for those that it coordinates."""
-
-        async def attempt(deadline: Deadline) -> list[GroupListing]:
-            listed: dict[str, GroupListing] = {}
-            for broker in (await self._cluster.metadata([], deadline)).brokers:
-                answer = await self._cluster.send(
-                    ListGroupsRequest(), ListGroupsResponse, node_id=broker.node_id, deadline=deadline
-                )
-                raise_for(answer.error_code, None, doing=f"list the groups of broker {broker.node_id}")
-                for group in answer.groups:
-                    listed[group.group_id] = GroupListing(
-                        group.group_id, group.protocol_type, group.group_state
-                    )
-            return [listed[name] for name in sorted(listed)]
-
-        return await retrying(
-            attempt, config=self._cluster.config, deadline=self._deadline(), repeatable=True
-        )
+        return await groups.list_groups(self._cluster)
 
     async def describe_group(self, group: str) -> GroupDescription:
         """Return a group's members and committed positions. KafkaError GROUP_ID_NOT_FOUND if it was never used."""
-
-        async def attempt(deadline: Deadline) -> GroupDescription:
-            node_id = await find_coordinator(self._cluster, group, deadline)
-            request = DescribeGroupsRequest(groups=[group])
-            answer = await self._cluster.send(
-                request, DescribeGroupsResponse, node_id=node_id, deadline=deadline
-            )
-            found = answer.groups[0]
-            if found.error_code == ErrorCode.GROUP_ID_NOT_FOUND or found.group_state == "Dead":
-                modern = await self._consumer_group(group, node_id, deadline)
-                if modern is not None:
-                    return modern
-            raise_for(found.error_code, found.error_message, doing=f"describe group {group}")
-            members = [
-                GroupMember(
-                    m.member_id,
-                    m.client_id,
-                    m.client_host,
-                    m.group_instance_id,
-                    _assigned(m.member_assignment),
-                )
-                for m in found.members
-            ]
-            positions = await fetch_offsets(self._cluster, group)
-            if found.group_state == "Dead" and not positions:
-                raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no group {group}")
-            return GroupDescription(group, found.group_state, found.protocol_data, members, positions)
-
-        return await retrying(
-            attempt, config=self._cluster.config, deadline=self._deadline(), repeatable=True
-        )
-
-    async def _consumer_group(self, group: str, node_id: int, deadline: Deadline) -> GroupDescription | None:
-        """Return a group of the consumer protocol (KIP-848); None if it is not one."""
-        try:
-            answer = await self._cluster.send(
-                ConsumerGroupDescribeRequest(group_ids=[group]),
-                ConsumerGroupDescribeResponse,
-                node_id=node_id,
-                deadline=deadline,
-            )
-        except UnsupportedRequest:
-            return None
-        found = answer.groups[0]
-        if found.error_code == ErrorCode.GROUP_ID_NOT_FOUND:
-            return None
-        raise_for(found.error_code, found.error_message, doing=f"describe group {group}")
-        members = [
-            GroupMember(
-                m.member_id,
-                m.client_id,
-                m.client_host,
-                m.instance_id,
-                {each.topic_name: sorted(each.partitions) for each in m.assignment.topic_partitions},
-            )
-            for m in found.members
-        ]
-        positions = await fetch_offsets(self._cluster, group)
-        return GroupDescription(group, found.group_state, found.assignor_name, members, positions)
+        return await groups.describe_group(self._cluster, group)
 
     async def delete_group(self, group: str) -> None:
         """Delete a group and its positions. KafkaError NON_EMPTY_GROUP while it has members, GROUP_ID_NOT_FOUND."""
-        doing = f"delete group {group}"
-
-        async def attempt(deadline: Deadline) -> None:
-            node_id = await find_coordinator(self._cluster, group, deadline)
-            answer = await self._cluster.send(
-                DeleteGroupsRequest(groups_names=[group]),
-                DeleteGroupsResponse,
-                node_id=node_id,
-                deadline=deadline,
-            )
-            raise_for(answer.results[0].error_code, None, doing=doing)
-
-        await retrying(
-            attempt, config=self._cluster.config, deadline=self._deadline(), repeatable=False, changes=True
-        )
+        await groups.delete_group(self._cluster, group)
 
     async def delete_offsets(self, group: str, topic: str, partitions: Sequence[int]) -> None:
         """Delete a group's positions in these partitions.
 
         KafkaError GROUP_SUBSCRIBED_TO_TOPIC while a member reads the topic, GROUP_ID_NOT_FOUND.
         """
-        doing = f"delete offsets of group {group} in {topic}"
-
-        async def attempt(deadline: Deadline) -> None:
-            node_id = await find_coordinator(self._cluster, group, deadline)
-            request = OffsetDeleteRequest(
-                group_id=group,
-                topics=[
-                    OffsetDeleteRequestTopic(
-                        name=topic,
-                        partitions=[OffsetDeleteRequestPartition(partition_index=p) for p in partitions],
-                    )
-                ],
-            )
-            answer = await self._cluster.send(
-                request, OffsetDeleteResponse, node_id=node_id, deadline=deadline
-            )
-            raise_for(answer.error_code, None, doing=doing)
-            for part in (part for found in answer.topics for part in found.partitions):
-                raise_for(part.error_code, None, doing=doing)
-
-        await retrying(
-            attempt, config=self._cluster.config, deadline=self._deadline(), repeatable=True, changes=True
-        )
+        await groups.delete_offsets(self._cluster, group, topic, partitions)
 
     async def commit_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         """Set the next offset to read of each partition, for a group without members.
@@ -656,11 +409,3 @@ class AsyncKafkaAdmin:
         KafkaError UNKNOWN_MEMBER_ID if the group has members.
         """
         await commit_offsets(self._cluster, group, topic, offsets)
-
-
-def _assigned(assignment: bytes) -> dict[str, list[int]]:
-    """Return the partitions that a classic consumer has; nothing for members of other kinds of groups."""
-    try:
-        return {topic: sorted(partitions) for topic, partitions in read_assignment(assignment).partitions}
-    except DecodeError:
-        return {}
