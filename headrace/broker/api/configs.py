@@ -188,10 +188,9 @@ class ConfigsApi:
             for image in self._metadata.topics():
                 yield
                 found.append(ConfigResource(resource_name=image.name, resource_type=TOPIC))
-        if BROKER in wanted:
-            found.append(ConfigResource(resource_name=str(self._broker_id), resource_type=BROKER))
-        if BROKER_LOGGER in wanted:
-            found.append(ConfigResource(resource_name=str(self._broker_id), resource_type=BROKER_LOGGER))
+        brokers = sorted({self._broker_id, *self._metadata.image.brokers})
+        for kind in sorted(wanted & {BROKER, BROKER_LOGGER}):
+            found += [ConfigResource(resource_name=str(each), resource_type=kind) for each in brokers]
         if GROUP in wanted:
             for name in self._groups.names():
                 yield

@@ -66,8 +66,8 @@ def list_configured(
             try:
                 found = connection.kafka.configs(kind, name)
             except KafkaError as error:
-                if error.code.name == "UNKNOWN_TOPIC_OR_PARTITION":
-                    continue  # deleted meanwhile
+                if error.code.name in ("UNKNOWN_TOPIC_OR_PARTITION", "BROKER_NOT_AVAILABLE"):
+                    continue  # deleted or stopped meanwhile
                 raise
             rows += [
                 (word, name or "all", each.name, _cut(_shown(each.value, each.is_sensitive), output))

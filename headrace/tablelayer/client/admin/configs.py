@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.protocol.messages.describe_configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
@@ -23,7 +24,7 @@ from headrace.protocol.messages.list_config_resources import (
 )
 from headrace.tablelayer.client.names import several
 from headrace.tablelayer.client.wire.cluster import Cluster
-from headrace.tablelayer.client.wire.retry import raise_for
+from headrace.tablelayer.client.wire.retry import Deadline, raise_for, retrying
 
 _SET, _DELETE = 0, 1  # AlterConfigOp.OpType
 
@@ -91,7 +92,8 @@ async def describe_configs(cluster: Cluster, kind: ConfigKind, name: str) -> lis
         ],
         include_documentation=True,
     )
-    result = (await cluster.call(request, DescribeConfigsResponse, doing=doing)).results[0]
+    node_id = await _whom(cluster, kind, name)
+    result = (await cluster.call(request, DescribeConfigsResponse, doing=doing, node_id=node_id)).results[0]
     raise_for(result.error_code, result.error_message, doing=doing)
     return sorted(
         (
@@ -136,5 +138,30 @@ async def alter_configs(
         ],
         validate_only=validate_only,
     )
-    answer = await cluster.call(request, IncrementalAlterConfigsResponse, doing=doing, changes=True)
+    node_id = await _whom(cluster, kind, name)
+    answer = await cluster.call(
+        request, IncrementalAlterConfigsResponse, doing=doing, changes=True, node_id=node_id
+    )
     raise_for(answer.responses[0].error_code, answer.responses[0].error_message, doing=doing)
+
+
+async def _whom(cluster: Cluster, kind: ConfigKind, name: str) -> int | None:
+    """Return the broker to ask: a broker alone knows its own configurations and loggers. None: any broker.
+
+    Raises KafkaError BROKER_NOT_AVAILABLE.
+    """
+    if kind not in (ConfigKind.BROKER, ConfigKind.BROKER_LOGGER) or not name:
+        return None
+
+    async def attempt(deadline: Deadline) -> list[int]:
+        return sorted(each.node_id for each in (await cluster.metadata([], deadline)).brokers)
+
+    alive = await retrying(
+        attempt, config=cluster.config, deadline=Deadline(cluster.config.delivery_timeout_ms), repeatable=True
+    )
+    if name not in map(str, alive):
+        raise KafkaError(
+            ErrorCode.BROKER_NOT_AVAILABLE,
+            f"broker {name} is not alive: the brokers are {', '.join(map(str, alive))}",
+        )
+    return int(name)

@@ -77,6 +77,17 @@ def shown_by_commands(run: Callable[..., Result], gone: str, leaders: list[int],
     assert [each["leader"] for each in parts] == [None if each == 3 else each for each in leaders]
     assert [each["offline"] for each in parts] == [[3] if each == 3 else [] for each in leaders]
     assert [each["end_offset"] for each in parts] == [None if each == 3 else 0 for each in leaders]
+    for broker in (1, 2):
+        words = ("configs", "describe", "broker", str(broker), "node.id", "-o", "json")
+        assert json.loads(run(*words).stdout)["value"] == str(broker)
+        assert run("configs", "set", "broker", str(broker), "log.retention.ms=7").exit_code == 0
+    listed = [json.loads(line) for line in run("configs", "list", "-o", "json").stdout.splitlines()]
+    assert [each["name"] for each in listed if each["configuration"] == "log.retention.ms"] == ["1", "2"]
+    away = run("configs", "describe", "broker", "3")
+    assert (away.exit_code, away.stderr) == (
+        1,
+        "BROKER_NOT_AVAILABLE: broker 3 is not alive: the brokers are 1, 2\n",
+    )
     top = run("top", "-n", "1", "--interval", "0.1")
     assert (top.exit_code, gone in top.stdout) == (0, True)
     told = json.loads(run("top", "-n", "1", "--interval", "0.1", "-o", "json").stdout)["topics"]
