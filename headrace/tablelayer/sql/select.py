@@ -14,13 +14,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.tablelayer.client import Connection, DataError, KafkaError, Table
-from headrace.tablelayer.client.write.conform import conform
+from headrace.tablelayer.client import Connection, KafkaError, Table
 from headrace.tablelayer.model.ddl import Select
 from headrace.tablelayer.model.errors import TableError
 from headrace.tablelayer.model.filters.conditions import DUCKDB, PushedCondition, arrow_expression, push_down
 from headrace.tablelayer.sql.duck import Engine, connect
 from headrace.tablelayer.sql.errors import SqlError
+from headrace.tablelayer.sql.keys import are_values
 from headrace.tablelayer.sql.sources import (
     INFORMATION_SCHEMA,
     Known,
@@ -258,11 +258,7 @@ def _without_scan(table: Table, select: Select) -> Plan | None:
     if not definition.is_primary_key_table:
         return None
     conditions = set(select.equals)
-    try:  # a literal of another type: DuckDB compares as SQL does
-        conform(
-            [select.equals], schema.select(list(select.equals)), table=str(table.path), fill_missing=False
-        )
-    except DataError:
+    if not are_values(table, select.equals):
         return None
     if conditions == set(schema.primary_key):
 

@@ -44,6 +44,7 @@ from headrace.tablelayer.sql.answer import Answer
 from headrace.tablelayer.sql.assign import Assignment
 from headrace.tablelayer.sql.duck import connect, in_arrow
 from headrace.tablelayer.sql.errors import SqlError
+from headrace.tablelayer.sql.keys import are_values
 from headrace.tablelayer.sql.overwrite import Overwrite
 from headrace.tablelayer.sql.types import quoted
 
@@ -587,18 +588,8 @@ def _must_be_one_of_each(found: pa.Table, key_columns: int, table: str) -> None:
 
 
 def _is_whole_key(table: Table, key: Mapping[str, Any] | None) -> bool:
-    """Return whether a condition names the whole primary key, by literals of the columns' own types.
-
-    DuckDB compares other literals, as it does for SELECT.
-    """
-    schema = table.definition.schema
-    if key is None or set(key) != set(schema.primary_key):
-        return False
-    try:
-        conform([key], schema.select(list(key)), table=str(table.path), fill_missing=False)
-    except DataError:
-        return False
-    return True
+    """Return whether a condition names the whole primary key, by literals of the columns' own types."""
+    return key is not None and set(key) == set(table.definition.schema.primary_key) and are_values(table, key)
 
 
 def _pieces(answer: Answer) -> Iterator[pa.Table]:

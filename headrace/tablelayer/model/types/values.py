@@ -18,7 +18,9 @@ make this text, `scalar` returns the Arrow value, `literal_sql` the literal in a
 from __future__ import annotations
 
 import datetime
+import math
 import re
+import struct
 from decimal import Decimal, localcontext
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +58,7 @@ Python's types do not have, is a pa.Scalar.
 _CLOCK = r"[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?"
 _FINER = re.compile(r"(\.[0-9]{6})([0-9]{1,3})")
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_SINGLE = struct.Struct("<f")
 _HEX = re.compile(r"([0-9A-Fa-f]{2})*")
 
 
@@ -91,7 +94,7 @@ def typed(text: str, data_type: DataType) -> Value:
             raise ValueError(f"{stripped} is out of the range of {data_type}")
         return sign * int(value)
     if kind in FLOAT_KINDS:
-        return float(stripped)
+        return _float(stripped, data_type)
     if kind is TypeKind.BOOLEAN:
         words = {"true": True, "false": False}
         if stripped.lower() not in words:
@@ -111,6 +114,19 @@ def typed(text: str, data_type: DataType) -> Value:
     if kind in TIMESTAMP_KINDS:
         return _timestamp(text, data_type)
     raise ValueError(f"a text cannot be cast to {data_type} here; write bytes as X'CAFE'")
+
+
+def _float(text: str, data_type: DataType) -> float:
+    """Return the nearest value of the type."""
+    value = float(text)
+    if data_type.kind is TypeKind.FLOAT and math.isfinite(value):
+        try:
+            (value,) = _SINGLE.unpack(_SINGLE.pack(value))
+        except OverflowError:
+            value = math.inf
+    if math.isinf(value) and "inf" not in text.lower():
+        raise ValueError(f"{text} is out of the range of {data_type}")
+    return value
 
 
 def _without_nanos(text: str, data_type: DataType) -> tuple[str, int]:

@@ -1,14 +1,15 @@
-"""Literals of dates and times, with all nine digits."""
+"""Literals of dates and times with all nine digits, and of floats."""
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.tablelayer.model.ddl import Insert, create_table_sql, parse
-from headrace.tablelayer.model.types.column_types import time, timestamp, timestamp_ltz
+from headrace.tablelayer.model.types.column_types import DOUBLE, FLOAT, time, timestamp, timestamp_ltz
 from headrace.tablelayer.model.types.far_years import time_text, timestamp_text
-from headrace.tablelayer.model.types.values import canonical, scalar
+from headrace.tablelayer.model.types.values import canonical, scalar, typed
 
 DAY = 86_400 * 10**9
 
@@ -54,3 +55,17 @@ def test_a_time_of_nanoseconds_is_read_kept_and_shown_exactly(nanos):
 def test_digits_and_years_that_a_type_does_not_have_are_refused(text, kind, complaint):
     with pytest.raises(ValueError, match=complaint):
         canonical(text, kind)
+
+
+@given(st.floats(-3e38, 3e38))
+def test_a_float_has_the_nearest_value_of_its_type(number):
+    assert typed(repr(number), FLOAT) == float(np.float32(number))
+    assert typed(repr(number), DOUBLE) == number
+    assert scalar(canonical(typed(repr(number), FLOAT), FLOAT), FLOAT).as_py() == float(np.float32(number))
+
+
+@pytest.mark.parametrize(("text", "kind"), [("1e39", FLOAT), ("-3.5e38", FLOAT), ("1e309", DOUBLE)])
+def test_a_number_out_of_the_range_of_a_float_is_not_infinity(text, kind):
+    with pytest.raises(ValueError, match="is out of the range"):
+        typed(text, kind)
+    assert typed("-Infinity", kind) == -np.inf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import duckdb
 import pytest
 
 from headrace.tablelayer.client import DataError, TableError, connect
@@ -105,3 +106,23 @@ def test_a_value_that_does_not_fit_is_told_as_before(t):
         t("INSERT INTO t VALUES ('one', 'x')")
     assert t("INSERT INTO t VALUES (2, 'y')") == "1 row written"
     assert t("SELECT count(*) AS n FROM t") == [{"n": 2}]
+
+
+def test_a_float_key_is_found_by_the_literals_that_duckdb_finds_it_by(sql):
+    """DuckDB compares a FLOAT with a DECIMAL literal as FLOAT, and with a DOUBLE literal as DOUBLE."""
+    values = ("0.1", "1.5", "16777216", "3.4028235e38", "CAST('NaN' AS FLOAT)")
+    sql("CREATE TABLE f (k FLOAT, n INT, PRIMARY KEY (k) NOT ENFORCED)")
+    sql(f"INSERT INTO f VALUES {', '.join(f'({value}, 0)' for value in values)}")
+    source = f"(VALUES {', '.join(f'({value}::FLOAT)' for value in values)}) AS v(k)"
+    for literal in (
+        *values,
+        "1e-1",
+        "0.10",
+        "15e-1",
+        "16777217",
+        "0.1000000000000000055",
+        "CAST(0.1 AS FLOAT)",
+    ):
+        ((count,),) = duckdb.sql(f"SELECT count(*) FROM {source} WHERE k = {literal}").fetchall()
+        assert len(sql(f"SELECT n FROM f WHERE k = {literal}")) == count, literal
+        assert sql(f"UPDATE f SET n = 1 WHERE k = {literal}").startswith(f"{count} row"), literal
