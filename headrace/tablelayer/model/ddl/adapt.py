@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import pyarrow as pa
 from sqlglot import exp
+from sqlglot.dialects.duckdb import DuckDB
 
 from headrace.tablelayer.model.ddl.answer_names import AnswerNames
 from headrace.tablelayer.model.ddl.decimals import adapt_decimals
@@ -14,8 +15,10 @@ from headrace.tablelayer.model.ddl.moments import adapt_moments
 from headrace.tablelayer.model.ddl.query_types import has_nanoseconds
 
 
-def adapt(tree: exp.Expr, tables: Mapping[str, pa.Schema]) -> None:
+def adapt(tree: exp.Expr, tables: Mapping[str, pa.Schema]) -> bool:
     """Change a query in place, so that DuckDB can answer it exactly. The columns of the answer keep their names.
+
+    Return whether it changed.
 
     `tables`: schemas by the keys in the `meta` of the table nodes (`query_types.SCHEMA`).
     """
@@ -24,11 +27,12 @@ def adapt(tree: exp.Expr, tables: Mapping[str, pa.Schema]) -> None:
     if has_fine_literals(tree):
         needed.append(keep_digits)
     if not needed:
-        return
-    answer = AnswerNames(tree)
+        return False
+    before, answer = tree.sql(dialect=DuckDB), AnswerNames(tree)
     for change in needed:
         change(tree, tables)
     answer.keep(tree)
+    return bool(tree.sql(dialect=DuckDB) != before)
 
 
 _CHANGES = ((pa.types.is_decimal, adapt_decimals), (has_nanoseconds, adapt_moments))

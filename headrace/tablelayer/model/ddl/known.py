@@ -42,6 +42,10 @@ _KNOWN: dict[type[exp.Expr], tuple[str, ...]] = {
 }  # fmt: skip
 
 
+_ORDERED = (exp.Mode, exp.PercentileCont, exp.PercentileDisc)
+"""DuckDB's functions with WITHIN GROUP."""
+
+
 def check_known(tree: exp.Expr) -> None:
     """Raise ValueError for a query with a clause that DuckDB does not have."""
     for node in tree.walk():
@@ -54,6 +58,10 @@ def check_known(tree: exp.Expr) -> None:
             wanted = ("rows",) if isinstance(node.parent, exp.Fetch) else ("percent",)
             if not understood(node, *wanted):
                 raise ValueError("LIMIT takes a number or PERCENT, FETCH a number of ROWS ONLY")
+        if isinstance(node, exp.WithinGroup) and not isinstance(node.this, _ORDERED):
+            raise ValueError(
+                f"{_shown(node.this)} has no WITHIN GROUP in DuckDB's SQL: write ORDER BY in its brackets"
+            )
         if isinstance(node, exp.DataType) and not isinstance(
             node.parent, (exp.Cast, exp.DataType, exp.ColumnDef)
         ):

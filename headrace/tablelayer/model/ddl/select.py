@@ -44,6 +44,7 @@ from headrace.tablelayer.model.ddl.reads import (
     conditions_by_table,
     qualified_name,
 )
+from headrace.tablelayer.model.ddl.respelled import Respelled, quoted
 from headrace.tablelayer.model.ddl.scopes import defining
 from headrace.tablelayer.model.ddl.simple_queries import (
     is_plain_column,
@@ -63,6 +64,10 @@ _AS_WRITTEN = frozenset(
 """Functions that keep the text of their call. sqlglot would drop arguments, read a column as the name of a unit, or
 change letters to upper case.
 """
+
+
+class _Distance(exp.NullSafeEQ):
+    """`<=>`, which is the distance of two lists in DuckDB, and a comparison with NULL in MySQL and Spark."""
 
 
 class _Queries(DuckDB):
@@ -85,10 +90,24 @@ class _Queries(DuckDB):
             "EXTRACT": lambda self: _date_part(self),
             "JSON_VALUE": lambda self: _json_value(self),
         }
+        EQUALITY = {**DuckDB.Parser.EQUALITY, TokenType.NULLSAFE_EQ: _Distance}  # noqa: RUF012
+        PRIMARY_PARSERS = {  # noqa: RUF012
+            **DuckDB.Parser.PRIMARY_PARSERS,
+            TokenType.HEX_STRING: lambda self, token: _bytes(self, token),
+        }
 
     def to_json_path(self, path: exp.Expr | None) -> exp.Expr | None:
         """Return the path as it is written: in DuckDB 'a.b' is a key, and only '$.a.b' is a path."""
         return path
+
+
+def _bytes(parser: Any, token: Any) -> exp.Expr:
+    """Read X'1f'. DuckDB reads 0x1f as 0 with the name x1f, which is never meant."""
+    if parser.sql[token.start] == "0":
+        meant = int(token.text, 16)
+        parser.raise_error(f"0x{token.text} is not a number: write {meant}, or X'..' for bytes", token)
+    read: Any = DuckDB.Parser.PRIMARY_PARSERS[TokenType.HEX_STRING]
+    return read(parser, token)  # type: ignore[no-any-return]
 
 
 def _date_part(parser: Any) -> exp.Expr:
@@ -121,15 +140,21 @@ def to_duckdb(
 
     `every_row`: without its WHERE. `schemas`: those of the known tables. `text`: another query over the same tables.
     """
-    tree = _parse_one(select.sql if text is None else text)
-    _quote_reserved(tree)
+    written = select.sql if text is None else text
+    tree = _parse_one(written)
+    own = _respelled(written, tree)
+    for word in tree.find_all(exp.Identifier):
+        if word.name.lower() in DuckDB.Generator.RESERVED_KEYWORDS and not word.args.get("quoted"):
+            own.replace(word, word, quoted(word.name))
     if every_row:
         tree.set("where", None)
+        own.give_up()
     qualified = set[tuple[str, str]]()
     known = dict[str, pa.Schema]()
     for table in _base_tables(tree):
         name = qualified_name(table, select.database)
         qualified.add(((table.db or select.database).lower(), table.alias_or_name.lower()))
+        _rename(table, quoted(names[name]), own)
         if not table.alias:
             table.set("alias", exp.TableAlias(this=exp.to_identifier(table.name, quoted=True)))
         if schemas is not None and name in schemas:
@@ -140,12 +165,44 @@ def to_duckdb(
         table.set("version", None)
     for column in tree.find_all(exp.Column):
         # The database's name is dropped; the table's name stays, also before fields of a column.
-        if (column.db.lower(), column.table.lower()) in qualified:
-            column.set("db", None)
-        elif (column.catalog.lower(), column.db.lower()) in qualified:
-            column.set("catalog", None)
-    adapt(tree, known)
-    return tree.sql(dialect=DuckDB)
+        for before, after in (("db", "table"), ("catalog", "db")):
+            if (column.text(before).lower(), column.text(after).lower()) in qualified:
+                own.replace(column.args[before], column.args[after], "", up_to=True)
+                column.set(before, None)
+                break
+    if adapt(tree, known):
+        own.give_up()
+    return own.text(_Queries().tokenize) or tree.sql(dialect=DuckDB)
+
+
+def _respelled(text: str, tree: exp.Expr) -> Respelled:
+    """Return the text for changes of names, if it means to DuckDB what its tree says."""
+    own = Respelled(text)
+    if tree.find(exp.Pivot) is not None:
+        own.give_up()  # its tree is not the text's (`_parse_one`)
+    if "->" in text:
+        own.give_up()  # in DuckDB j -> 'a' = 1 is j -> ('a' = 1), and x -> x + 1 not a lambda
+    if any(map(_is_flinks, tree.find_all(exp.DataType))):
+        own.give_up()
+    return own
+
+
+def _is_flinks(node: exp.DataType) -> bool:
+    """Whether a type is perhaps written as DuckDB does not write it: TIMESTAMP_LTZ, TIME(3), ARRAY<INT>."""
+    if node.this in exp.DataType.TEMPORAL_TYPES and node.expressions:
+        return True
+    return node.this in _FLINKS_TYPES or bool(node.args.get("nested"))
+
+
+_FLINKS_TYPES = (exp.DataType.Type.TIMESTAMPLTZ, exp.DataType.Type.TIMESTAMPNTZ)
+
+
+def _rename(table: exp.Table, new: str, own: Respelled) -> None:
+    """Write another table or query in the text, with the table's name as its alias unless it has one."""
+    if not understood(table, "this", "db", "alias"):
+        own.give_up()  # the alias is not behind the name
+    alias = "" if table.alias else f" AS {quoted(table.name)}"
+    own.replace(table.parts[0], table.this, f"{new}{alias}")
 
 
 def _renamed(schema: pa.Schema, alias: exp.TableAlias) -> pa.Schema:
@@ -153,16 +210,6 @@ def _renamed(schema: pa.Schema, alias: exp.TableAlias) -> pa.Schema:
     names = [column.name for column in alias.args.get("columns") or ()]
     fields = [field.with_name(name) for field, name in zip(schema, names, strict=False)]
     return pa.schema([*fields, *list(schema)[len(fields) :]])
-
-
-_RESERVED = frozenset({"offset"})
-"""Columns of a topic whose names have another meaning in DuckDB unless they are quoted."""
-
-
-def _quote_reserved(tree: exp.Expr) -> None:
-    for name in tree.find_all(exp.Identifier):
-        if name.name.lower() in _RESERVED:
-            name.set("quoted", True)
 
 
 def parsed(select: Select) -> exp.Expr:
@@ -173,12 +220,14 @@ def parsed(select: Select) -> exp.Expr:
 def with_databases(select: Select) -> str:
     """Return the query's text with the database of each table, so that it means the same in every session."""
     tree = _parse_one(select.sql)
+    own = _respelled(select.sql, tree)
     for table in _base_tables(tree):
+        _rename(table, f"{quoted(table.db or select.database)}.{quoted(table.name)}", own)
         if not table.alias:
             table.set("alias", exp.TableAlias(this=exp.to_identifier(table.name, quoted=True)))
         table.set("db", exp.to_identifier(table.db or select.database, quoted=True))
         table.this.set("quoted", True)
-    return tree.sql(dialect=DuckDB)
+    return own.text(_Queries().tokenize) or tree.sql(dialect=DuckDB)
 
 
 def check_expression(sql: str, start: int, end: int) -> None:
@@ -254,8 +303,8 @@ def _role(literal: exp.Expr) -> str | None:
     return other.name if isinstance(other, exp.Column) else None
 
 
-def _expanded(tree: exp.Expr, database: str, views: Mapping[str, str]) -> bool:
-    """Replace the names of views by their queries; return whether there were any. Raises ValueError.
+def _expanded(tree: exp.Expr, database: str, views: Mapping[str, str], own: Respelled) -> bool:
+    """Replace the names of views by their queries, also in the text; return whether there were any. Raises ValueError.
 
     Views consist of tables only, because views inside them were replaced already.
     """
@@ -265,7 +314,9 @@ def _expanded(tree: exp.Expr, database: str, views: Mapping[str, str]) -> bool:
         if f"{table.db or database}.{table.name}" in views and table.args.get("version") is None
     ]
     for table in found:
-        query = _parse_one(views[f"{table.db or database}.{table.name}"])
+        text = views[f"{table.db or database}.{table.name}"]
+        query = _parse_one(text)
+        _rename(table, f"({text}\n)", own)
         alias = table.args.get("alias") or exp.TableAlias(this=exp.to_identifier(table.name, quoted=True))
         kept = {name: table.args.get(name) for name in ("joins", "sample", "pivots")}
         if not understood(table, "this", "db", "alias", *kept):
@@ -301,11 +352,13 @@ def analyze(sql: str, start: int, end: int, names: Names) -> Select:
         if found < len(hints):
             raise _misplaced_hint(sql, start, text, hints)
         check_known(tree)
-        changed |= _expanded(tree, database, names.views)
+        own = _respelled(text, tree)
+        expanded = _expanded(tree, database, names.views, own)
         joined, times = join_lookups(tree, database)
-        changed |= _expanded(tree, database, names.views)  # the right sides of such joins
-        if changed or joined or hints:
-            text = tree.sql(dialect=DuckDB)
+        expanded |= _expanded(tree, database, names.views, own)  # the right sides of such joins
+        if changed or joined or hints or expanded:
+            kept = None if changed or joined or hints else own.text(_Queries().tokenize)
+            text = kept or tree.sql(dialect=DuckDB)
             tree = _parse_one(text)
     except ValueError as error:
         raise DdlError(str(error), sql, start, len(text)) from None
@@ -364,6 +417,11 @@ def _parse_one(text: str) -> exp.Expr:
         tree = exp.Select(expressions=[exp.Star()], from_=exp.From(this=tree), **around)
     if not isinstance(tree, exp.Query):
         raise ParseError("this is not a query")
+    if tree.find(_Distance) is not None:
+        raise ParseError(
+            "<=> has two meanings: write IS NOT DISTINCT FROM for values that may be NULL, and"
+            " list_cosine_distance(a, b) for the distance of two lists"
+        )
     return tree
 
 

@@ -1,4 +1,4 @@
-"""DuckDB's functions keep their arguments and their meaning in the SQL that DuckDB is given.
+"""DuckDB's functions keep their arguments and their meaning in a query that is written from its tree.
 
 The oracle is DuckDB: each of its functions that sqlglot rewrites is called with values of its own types, as the text
 stands and as it is translated.
@@ -14,7 +14,7 @@ import pytest
 from sqlglot.dialects.duckdb import DuckDB
 
 from headrace.tablelayer.model.ddl.names import Names
-from headrace.tablelayer.model.ddl.select import analyze, to_duckdb
+from headrace.tablelayer.model.ddl.select import analyze, parsed
 
 VALUES = {
     "VARCHAR": ("'Hello, World'", "'a'", "'abc'"), "BOOLEAN": ("true", "false"),
@@ -42,7 +42,8 @@ def duck() -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def translated(sql: str) -> str:
-    return to_duckdb(analyze(sql, 0, len(sql), Names("default")), {})
+    """Return the text of a query in which more than names had to change."""
+    return parsed(analyze(sql, 0, len(sql), Names("default"))).sql(dialect=DuckDB)
 
 
 def calls(duck: duckdb.DuckDBPyConnection) -> Iterator[str]:
