@@ -19,6 +19,7 @@ One task applies changes; blocking work goes to the executor. The leader expires
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections.abc import Callable
@@ -35,6 +36,7 @@ from headrace.tablelayer.server.store.errors import is_damage, is_halted
 from headrace.tablelayer.server.store.kv import KeyValueStore, checkpoint
 from headrace.tablelayer.server.store.recovery import StoreRecovery, UnrecoverableBucketError, set_aside
 from headrace.tablelayer.server.store.row_ttl import RowTimes
+from headrace.tablelayer.server.store.shared_memory import FILES_MERGED as MERGED_BY_LEADER
 from headrace.tablelayer.server.store.tablet import Tablet
 
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ logger = logging.getLogger("headrace.tables")
 
 Result = TypeVar("Result")
 
+FILES_MERGED: Final = 12
+"""Number of flushed files from which a standby merges them: few read it, and a merge writes all rows again."""
 TOGETHER_SECONDS: Final = 0.02
 """Time in which high-watermark advances are collected and applied together."""
 RETRY_SECONDS: Final = 1.0
@@ -183,7 +187,8 @@ class Standby:
             damage, self._damage = self._damage, None
             raise damage
         if self._store is None:
-            self._store = await self._opened_store(log)
+            self._store = store = await self._opened_store(log)
+            await self._services.run(store.merge_from, FILES_MERGED)
             await self._check_cut()
             self._follower.changed(self._follower)
         while (store := self._store) is not None and not self._ended and self._cut_to is None:
@@ -377,6 +382,9 @@ class Standby:
         before, self._before = self._before, None
         if before is not None:
             await before.close()
+        if store is not None:
+            with contextlib.suppress(Exception):  # the next use of a store that fails finds the error
+                await self._services.run(store.merge_from, MERGED_BY_LEADER)
         return store
 
     async def checkpoint(self, path: Path) -> None:

@@ -56,7 +56,7 @@ from headrace.tablelayer.server.store.room_reads import (
     values_of_prefixes,
     values_that_fit,
 )
-from headrace.tablelayer.server.store.shared_memory import SharedMemory
+from headrace.tablelayer.server.store.shared_memory import FILES_MERGED, SharedMemory, files_merged_from
 from headrace.tablelayer.server.store.sorted_tables import SortedTables, StoredRows
 from headrace.tablelayer.server.store.store_snapshot import SnapshotTables, StoreSnapshot
 from headrace.tablelayer.server.store.table_index import UnknownTableError
@@ -125,6 +125,8 @@ class KeyValueStore:
         self._flushed_for_reads_at = float("-inf")
         self._is_small = True
         """Whether the memtable is small, or will be when the files are opened."""
+        self.files_merged = FILES_MERGED
+        """Number of flushed files from which they are merged."""
         self._flushing = threading.Lock()
         """Held by the flush of a scan: RocksDB's Python object cannot be closed during one of its calls."""
         self._write_options = WriteOptions()
@@ -238,6 +240,17 @@ class KeyValueStore:
             self._memory.disk.replace(self.path / NOTE, msgspec.json.encode(note), sync=False)
             self._noted = self.applied
 
+    def merge_from(self, files: int) -> None:
+        """Merge flushed files when there are that many. More of them make writes cheaper, and reads more expensive."""
+        self.files_merged = files
+        database = None if self._is_small else self._files.try_use()
+        if database is None:
+            return  # the option is set when much is written
+        try:
+            database.set_options(files_merged_from(files))
+        finally:
+            self._files.__exit__()
+
     def get(self, keys: list[bytes]) -> list[bytes | None]:
         """Return the value of each key, None if it is absent. Sorted keys are found faster."""
         if not self.is_made:
@@ -324,7 +337,7 @@ class KeyValueStore:
         with self._files as database:
             if self._is_small and self.bytes_since_flush >= _SMALL_BYTES:
                 self._is_small = False
-                database.set_options(self._memory.grown(self._together))
+                database.set_options(self._memory.grown(self._together, self.files_merged))
             self._apply(database, groups, applied_offset, row_count, patience_seconds)
 
     def write_at_once(

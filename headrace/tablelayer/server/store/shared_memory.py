@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from rocksdict import (
     BlockBasedOptions,
@@ -29,6 +29,8 @@ _MEMTABLE_BYTES_MIN = 512 << 10
 _SMALL_MEMTABLE_BYTES = 1 << 20
 _MEMTABLE_BLOOM_RATIO = 0.02  # share of a memtable: 320 KiB of 16 MiB, enough for 250,000 keys
 _ARENA_BLOCK_BYTES_MAX = 256 << 10
+FILES_MERGED: Final = 4
+"""Number of flushed files from which they are merged with all other rows of a store."""
 
 
 class SharedMemory:
@@ -64,11 +66,15 @@ class SharedMemory:
         memtable_bytes = max(_MEMTABLE_BYTES_MIN, self.limits.memtables_bytes_max // stores)
         return min(memtable_bytes, self.limits.memtable_bytes)
 
-    def grown(self, stores: int) -> dict[str, str]:
+    def grown(self, stores: int, files_merged: int = FILES_MERGED) -> dict[str, str]:
         """Return the options that a store changes when much is written to it."""
         memtable_bytes = self.memtable_bytes(stores)
         block_bytes = min(_ARENA_BLOCK_BYTES_MAX, memtable_bytes // 16)
-        return {"write_buffer_size": str(memtable_bytes), "arena_block_size": str(block_bytes)}
+        return {
+            "write_buffer_size": str(memtable_bytes),
+            "arena_block_size": str(block_bytes),
+            **files_merged_from(files_merged),
+        }
 
     def options(self, stores: int = 1) -> Any:
         """Return the options for one of `stores` stores that are written to together.
@@ -85,7 +91,7 @@ class SharedMemory:
         options.set_memtable_prefix_bloom_ratio(_MEMTABLE_BLOOM_RATIO)
         options.set_memtable_whole_key_filtering(True)
         options.set_max_background_jobs(2)
-        options.set_level_zero_file_num_compaction_trigger(4)
+        options.set_level_zero_file_num_compaction_trigger(FILES_MERGED)
         none, lz4 = DBCompressionType.none(), DBCompressionType.lz4()
         options.set_compression_per_level([none, none, lz4, lz4, lz4, lz4, lz4])
         options.set_keep_log_file_num(1)
@@ -102,3 +108,8 @@ class SharedMemory:
         blocks.set_data_block_hash_ratio(_BLOCK_HASH_RATIO)
         options.set_block_based_table_factory(blocks)
         return options
+
+
+def files_merged_from(count: int) -> dict[str, str]:
+    """Return the option of an open store that merges its flushed files when there are `count` of them."""
+    return {"level0_file_num_compaction_trigger": str(count)}

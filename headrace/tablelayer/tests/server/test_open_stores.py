@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from pathlib import Path
 
 import msgspec
@@ -136,6 +137,23 @@ def test_a_memtable_becomes_large_with_what_is_written_between_two_flushes(tmp_p
     assert store.close_unused()
     assert store.get(KEYS) == [b"v", b"v"]
     assert size_with_a_row() == small
+    store.close()
+
+
+def test_files_are_merged_when_there_are_as_many_as_was_said(tmp_path: Path) -> None:
+    store = written(tmp_path / "s", SharedMemory(Limits()))
+    store.merge_from(12)
+    for number in range(40):
+        store.write([([b"\x01%d" % number], [bytes(10_000)])], store.applied_offset + 1, 3)
+    for _ in range(8):
+        store.write([([b"\x01r"], [b"v"])], store.applied_offset + 1, 3)
+        store.flush()
+    assert {file["level"] for file in store.live_files()} == {0}
+    store.merge_from(4)
+    deadline = time.monotonic() + 60
+    while len(store.live_files()) > 4:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
     store.close()
 
 

@@ -214,8 +214,10 @@ async def test_r13_1_the_next_leader_of_a_primary_key_table_has_its_rows_and_its
         others = {1, 2, 3} - {first}
         for node_id in others:
             await until(lambda node_id=node_id: applied_at(cluster, node_id) == 6)
+            assert standby_at(cluster, node_id).store.files_merged == 12
         await cluster.stop(first)
         table = await led(cluster, made, others)
+        assert table.partition.hooks.store.files_merged == 4
         assert await found(table, 0, 1, 2) == [{"k": 0, "v": 2}, {"k": 1, "v": 2}, None]
         repeated = await put(table, {1: 1}, **WRITER, base_sequence=3)
         assert repeated.end_offset == 6
