@@ -27,13 +27,14 @@ from headrace.tablelayer.server.kafka_face.refusals import Refusals
 from headrace.tablelayer.server.kafka_face.schema_registry import SchemaRegistries
 from headrace.tablelayer.server.limits import BLOCK_CACHE_BYTES, Limits
 from headrace.tablelayer.server.merge.auto_increment import AutoIncrement
+from headrace.tablelayer.server.paced import Paced
 
 if TYPE_CHECKING:
     from headrace.broker.context import BrokerContext
     from headrace.broker.log.region import FileRegion
     from headrace.broker.partitions.partition import Partition
     from headrace.broker.partitions.topic import TopicImage
-    from headrace.broker.runtime.ports import Clock, Disk, Threads
+    from headrace.broker.runtime.ports import Disk
     from headrace.tablelayer.model.rows.versions import SchemaVersions
     from headrace.tablelayer.server.catalog.catalog import Catalog
     from headrace.tablelayer.server.store.kv import KeyValueStore
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-_PAUSE_SECONDS_MAX = 0.05
 _TRANSCODED_AT_ONCE = 2  # the other half of the threads is for other work
 
 
@@ -262,6 +262,7 @@ class Services:
         """Stores of buckets that other brokers lead, by table (or partition) and bucket."""
         self._background: Executor | None = None
         self._opening: Executor | None = None
+        self._paced = Paced(context.clock, context.threads)
         self._memory: SharedMemory | None = None
         self._loading = False
 
@@ -347,14 +348,14 @@ class Services:
         """Run work that opens a key-value store.
 
         RocksDB's binding holds the interpreter lock meanwhile, for some milliseconds. So stores are opened one at a
-        time. While clients are served, a pause as long as the work follows each one, so that thousands of stores leave
-        half of the time to other work.
+        time. While clients are served, pauses as long as the work precede many of them, so that thousands of stores
+        leave half of the time to other work.
         """
-        if self._opening is None:
-            self._opening = self.context.threads.pool(1, "table-stores")
         context = self.context
-        paced = partial(_and_pause, context.clock, context.threads, context.metadata.is_loaded, work)
-        return await asyncio.get_running_loop().run_in_executor(self._opening, paced, *arguments)
+        if self._opening is None:
+            self._opening = context.threads.pool(1, "table-stores")
+        run = partial(self._paced.run, work) if context.metadata.is_loaded else work
+        return await asyncio.get_running_loop().run_in_executor(self._opening, run, *arguments)
 
     async def run_on(
         self, region: FileRegion, partition: Partition, work: Callable[..., Result], *arguments: Any
@@ -371,14 +372,3 @@ class Services:
     def run(self, work: Callable[..., Result], *arguments: Any) -> asyncio.Future[Result]:
         """Run blocking work in the broker's executor."""
         return asyncio.get_running_loop().run_in_executor(self.context.executor, work, *arguments)
-
-
-def _and_pause(
-    clock: Clock, threads: Threads, paced: bool, work: Callable[..., Result], *arguments: Any
-) -> Result:
-    began = clock.monotonic()
-    try:
-        return work(*arguments)
-    finally:
-        if paced:
-            threads.pause(min(clock.monotonic() - began, _PAUSE_SECONDS_MAX))

@@ -91,6 +91,7 @@ class SharedMemory:
         options.set_memtable_prefix_bloom_ratio(_MEMTABLE_BLOOM_RATIO)
         options.set_memtable_whole_key_filtering(True)
         options.set_max_background_jobs(2)
+        options.set_max_file_opening_threads(1)  # RocksDB starts them all, even for no file
         options.set_level_zero_file_num_compaction_trigger(FILES_MERGED)
         none, lz4 = DBCompressionType.none(), DBCompressionType.lz4()
         options.set_compression_per_level([none, none, lz4, lz4, lz4, lz4, lz4])

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from headrace.broker.replication.replicas import LocalReplicas
-from headrace.broker.runtime.ports import SystemClock, SystemThreads
 from headrace.tablelayer.model.types.sizes import RowCost
 from headrace.tablelayer.server.limits import Limits
+from headrace.tablelayer.server.paced import Paced
 from headrace.tablelayer.server.room import Room
-from headrace.tablelayer.server.services import _and_pause
 from headrace.tablelayer.server.store.kv import KeyValueStore
 from headrace.tablelayer.server.store.layout import KeyRange
 from headrace.tablelayer.server.store.shared_memory import SharedMemory
@@ -180,11 +179,38 @@ def test_the_memtables_of_many_stores_stay_small(tmp_path: Path) -> None:
     assert taken[1] < 50_000
 
 
-def test_opening_a_store_pauses_as_long_as_it_ran(monkeypatch: pytest.MonkeyPatch) -> None:
-    paused: list[float] = []
-    threads = SystemThreads()
-    monkeypatch.setattr(threads, "pause", paused.append)
-    assert _and_pause(SystemClock(), threads, True, lambda: sum(range(100_000))) == sum(range(100_000))
-    assert 0 < paused[0] <= 0.05
-    _and_pause(SystemClock(), threads, False, lambda: None)
-    assert len(paused) == 1
+class Passing:
+    """A clock and threads whose time passes by work and pauses alone."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.paused: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def pause(self, seconds: float) -> None:
+        self.paused.append(seconds)
+        self.now += seconds
+
+    def work(self, seconds: float) -> str:
+        self.now += seconds
+        return "done"
+
+
+def test_opening_many_stores_leaves_half_of_the_time_and_a_few_stores_wait_for_nothing() -> None:
+    time: Any = Passing()
+    paced = Paced(time, time)
+    assert [paced.run(time.work, 0.004) for _ in range(5)] == ["done"] * 5
+    assert not time.paused
+    begun = time.now
+    for _ in range(100):
+        paced.run(time.work, 0.004)
+    assert time.now - begun == pytest.approx(2 * 100 * 0.004, abs=0.005)
+    paced.run(time.work, 3.0)  # a disk that does not answer
+    count = len(time.paused)
+    paced.run(time.work, 0.004)
+    assert time.paused[count:] == [pytest.approx(0.05)]
+    time.now += 1.0
+    paced.run(time.work, 0.004)
+    assert len(time.paused) == count + 1
