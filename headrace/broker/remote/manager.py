@@ -21,9 +21,7 @@ reads from then on.
 Committed positions of consumer groups are copied separately (`group_copy`, every
 `remote.log.group.positions.interval.ms`), once the broker has claimed remote storage.
 
-A deleted topic leaves no objects: a node of the coordination store, `/remote-log/<topic id>`, is created before its
-first object and removed after its last one. The same holds if a topic's remote storage is disabled together with its
-data. Objects without such a node belong to another cluster and are not touched.
+`topic_nodes` says how a deleted topic leaves no objects, and `uploads` what a segment's object has.
 
 A data directory that was restored from a backup has a file (`RESTORED_NAME`). While it exists, remote storage is only
 read: the server from which the backup was made may still run, and owns it.
@@ -34,24 +32,18 @@ On the event loop; separate threads wait for the network.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
-import json
 import logging
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
-
-import msgspec
 
 from headrace.broker.backup.archive import RESTORED_NAME
 from headrace.broker.configs.config_key import ConfigError
 from headrace.broker.configs.remote_log import is_enabled
-from headrace.broker.log.recovery import snapshot_name
 from headrace.broker.log.retention import retention_plan
-from headrace.broker.metadata.nodes import OwnedNodes
 from headrace.broker.partitions.data_dir import FROM_REMOTE_STORAGE
 from headrace.broker.remote.bootstrap import NODES, partition_files
 from headrace.broker.remote.chunks import Chunks
@@ -60,11 +52,13 @@ from headrace.broker.remote.counts import Counts
 from headrace.broker.remote.group_copy import GroupCopy
 from headrace.broker.remote.log import RemoteLog, newest_manifest, read_producers, remote_log_of
 from headrace.broker.remote.log_objects import FencedError, LogObjects
-from headrace.broker.remote.manifest import ManifestError, RemoteSegment, TopicNote, partition_folder
+from headrace.broker.remote.manifest import ManifestError, RemoteSegment, partition_folder
 from headrace.broker.remote.quotas import RemoteQuota
 from headrace.broker.remote.shared_copy import SharedCopy
+from headrace.broker.remote.topic_nodes import TopicNodes
+from headrace.broker.remote.uploads import described, producers_at, upload
 from headrace.broker.runtime import disk_errors
-from headrace.broker.runtime.ports import STORE_LOST, CreateNode, NodeExistsError, StoreError
+from headrace.broker.runtime.ports import STORE_LOST, StoreError
 from headrace.broker.security.quotas.quotas import BURST_PART
 from headrace.broker.stores.embedded import EmbeddedStore
 from headrace.protocol.errors import KafkaError
@@ -74,7 +68,6 @@ if TYPE_CHECKING:
     from headrace.broker.configs.broker_config import BrokerConfig
     from headrace.broker.groups.coordinator import GroupCoordinator
     from headrace.broker.log.partition_log import PartitionLog
-    from headrace.broker.log.segment import Segment
     from headrace.broker.metadata.cluster import ClusterMetadata
     from headrace.broker.metadata.image import TopicEntry
     from headrace.broker.objects.files import RemoteFiles
@@ -91,8 +84,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace.remote")
 
 Result = TypeVar("Result")
-
-_PIECE_BYTES: Final = 4 << 20
 
 
 class RemoteLogManager:
@@ -132,7 +123,6 @@ class RemoteLogManager:
         self._directory = directory
         self._metadata = metadata
         self._replicas = replicas
-        self._following = following
         self._policies = policies
         self._store = store
         self._disk = disk
@@ -146,10 +136,7 @@ class RemoteLogManager:
         self._ahead = threads.pool(count, "remote log read-ahead")
         self._copier = threads.pool(1, "remote log copier")
         self.chunks = Chunks(files.read_range, self._ahead, config["remote.log.reader.cache.bytes"])
-        self._noted: set[UUID] = set()
-        """Topics that have a node in the store."""
-        self._copied: dict[UUID, TopicImage] = {}
-        """Topics of which a segment was copied in this turn."""
+        self._topics = TopicNodes(files, store, metadata, following, self._copier)
         self._unknown: dict[tuple[UUID, int], Exception] = {}
         """Errors of partitions that have no folder, and whose remote part could not be looked up."""
         self._is_alone = isinstance(store, EmbeddedStore)
@@ -273,7 +260,7 @@ class RemoteLogManager:
                 result and str(topic.topic_id) not in copied
             ):  # its metadata was copied before its first segment
                 copied.add(str(topic.topic_id))
-                await self._make_node(topic)
+                await self._topics.make(topic)
         if is_alone:
             logger.info(
                 "restored the logs of %d partitions from remote storage", sum(each is True for each in made)
@@ -376,7 +363,7 @@ class RemoteLogManager:
                 logger.info("%s keeps its local segments: %s", follower.name, error)
             except Exception as error:  # noqa: BLE001 - of one replica: told
                 self._background.failed(f"the remote log of {follower!r}", error)
-        await self._remove_deleted()
+        await self._topics.remove_deleted()
 
     async def _keep_cluster(self) -> bool:
         """Return whether segments may be copied and removed."""
@@ -463,22 +450,17 @@ class RemoteLogManager:
                 await asyncio.sleep(seconds)
             if partition.closed:
                 return
-            await self._note_topic(partition)
+            await self._topics.before_copy(partition.topic)
             await self._objects.claim(log, remote)
-            producers = await self._run(self._producers_at, log, segment.end_offset)
-            stored, index, time_index = self._described(log, segment, len(producers))
+            producers = await self._run(producers_at, self._disk, log, segment.end_offset)
+            name, now_ms = self._entropy.uuid().hex, self._ages.time_ms()
+            stored, rest = described(log, segment, producers, name=name, now_ms=now_ms)
             remote.has_leftovers = True
             counts = remote.counts
             counts.copies += 1
             self._copy_quota.used(stored.stored_size)
             try:
-                await self._run(
-                    self._upload,
-                    remote,
-                    stored,
-                    segment,
-                    (index, time_index, bytes(segment.aborted.entries), producers),
-                )
+                await self._run(upload, self._files, self._disk, remote.folder, stored, segment, rest)
             except OSError:
                 counts.copy_errors += 1
                 raise
@@ -499,79 +481,6 @@ class RemoteLogManager:
             await asyncio.get_running_loop().run_in_executor(
                 self._executor, log.note_tiered, remote.end_offset
             )
-
-    def _producers_at(self, log: PartitionLog, offset: int) -> bytes:
-        """Return the snapshot of producers from when the segment was sealed, if it still exists."""
-        try:
-            return self._disk.read(log.directory / snapshot_name(offset))
-        except FileNotFoundError:
-            return b""
-
-    def _described(
-        self, log: PartitionLog, segment: Segment, producers_size: int
-    ) -> tuple[RemoteSegment, bytes, bytes]:
-        """Return the description of a sealed segment, and the contents of its index files."""
-        index, time_index = bytes(segment.index.entries), bytes(segment.time_index.entries)
-        timestamp, offset = segment.largest
-        epochs = log.epochs
-        first = max((row for row, (_, start) in enumerate(epochs) if start <= segment.base_offset), default=0)
-        stored = RemoteSegment(
-            self._entropy.uuid().hex,
-            segment.base_offset,
-            segment.end_offset,
-            segment.size,
-            len(index),
-            len(time_index),
-            len(segment.aborted.entries),
-            timestamp,
-            offset,
-            segment.first_timestamp,
-            self._ages.time_ms(),
-            tuple(epoch for epoch in epochs[first:] if epoch[1] < segment.end_offset),
-            producers_size,
-        )
-        return stored, index, time_index
-
-    def _upload(
-        self,
-        remote: RemoteLog,
-        stored: RemoteSegment,
-        segment: Segment,
-        rest: tuple[bytes, ...],
-    ) -> None:
-        def parts() -> Iterator[bytes]:
-            file = self._disk.open_read_only(segment.path)
-            try:
-                for position in range(0, stored.size, _PIECE_BYTES):
-                    size = min(_PIECE_BYTES, stored.size - position)
-                    piece = file.read(size, position)
-                    if len(piece) != size:
-                        raise OSError(f"{segment.path} is shorter than it should be")
-                    yield piece
-            finally:
-                file.close()
-            yield from (each for each in rest if each)
-
-        self._files.put(f"{remote.folder}/{stored.name}", parts())
-
-    async def _note_topic(self, partition: Partition) -> None:
-        topic = partition.topic
-        self._copied[topic.topic_id] = topic
-        if topic.topic_id in self._noted:
-            return
-        await self._make_node(topic)
-        note = TopicNote(topic.name, str(topic.topic_id), topic.partition_count, dict(topic.config))
-        await self._run(self._put_note, topic.topic_id, note)
-        self._noted.add(topic.topic_id)
-
-    async def _make_node(self, topic: TopicImage) -> None:
-        with contextlib.suppress(NodeExistsError):
-            await self._store.transact(
-                [CreateNode(f"{NODES}/{topic.topic_id}", json.dumps({"name": topic.name}).encode())]
-            )
-
-    def _put_note(self, topic_id: UUID, note: TopicNote) -> None:
-        self._files.put(f"{topic_id}/topic.json", msgspec.json.encode(note))
 
     # -- removing ------------------------------------------------------------------------------------------
 
@@ -612,34 +521,6 @@ class RemoteLogManager:
             partition.wake()
         if remote.manifest.segments:
             await self._objects.drop(log, remote, remote.manifest.segments, ())
-
-    async def _remove_deleted(self) -> None:
-        """Remove the objects of deleted topics. In a cluster only the controller does it."""
-        metadata = self._metadata
-        if not metadata.is_loaded:
-            return
-        for topic_id, topic in list(self._copied.items()):
-            if metadata.topic_by_id(topic_id) is None:  # it was deleted while a segment was being copied
-                await self._make_node(topic)
-        self._copied.clear()
-        if not metadata.is_alone and not metadata.is_controller:
-            return
-        nodes = OwnedNodes(self._store, NODES)
-        there = await self._store.children(NODES)
-        await self._following.refreshed()  # a topic without a node cannot be among them, but a new one may be
-        for name in there:
-            topic_id = UUID(name)
-            if metadata.topic_by_id(topic_id) is not None:
-                continue
-            try:
-                await self._run(self._files.remove_folder, name)
-            except OSError as error:
-                logger.warning(
-                    "cannot remove the remote storage of a deleted topic (%s) now: %s", name, error
-                )
-                continue
-            await nodes.delete(name)
-            self._noted.discard(topic_id)
 
     async def _run(self, work: Callable[..., Result], *arguments: Any) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._copier, work, *arguments)
