@@ -33,27 +33,25 @@ class Connect(RestService):
     @get("/api/connectors")
     def connectors(self) -> dict[str, Any]:
         """The connectors of Kafka Connect with their states."""
-        found = self._asked.get("connectors", query="?expand=status&expand=info")
-        version = self._asked.get("")
+        found = self._asked.get_object("connectors", query="?expand=status&expand=info")
         return {
             "url": self._asked.url,
-            "version": version.get("version") if isinstance(version, dict) else None,
+            "version": self._asked.get_object("").get("version"),
             "connectors": [
-                _listed(name, each.get("status"), each.get("info"))
-                for name, each in sorted((found if isinstance(found, dict) else {}).items())
+                _listed(name, each.get("status"), each.get("info")) for name, each in sorted(found.items())
             ],
         }
 
     @get("/api/connectors/{connector}")
     def connector(self, connector: str) -> dict[str, Any]:
         """A connector with its tasks, their errors, and its configuration without secrets."""
-        info = self._asked.get("connectors", connector)
+        info = self._asked.get_object("connectors", connector)
         listed = _listed(connector, self._asked.get("connectors", connector, "status"), info)
         try:
             topics = self._asked.get("connectors", connector, "topics")[connector]["topics"]
         except (RequestError, KeyError, TypeError):  # it does not keep track of them
             topics = []
-        configs = info.get("config", {})
+        configs = info.get("config") or {}
         return {
             **listed,
             "topics": sorted(topics),

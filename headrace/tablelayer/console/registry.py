@@ -47,8 +47,8 @@ class Registry(RestService):
         if away is not None and time.monotonic() < away[0]:
             raise away[1]
         try:
-            found = _object(
-                self._asked.get("schemas", "ids", number, query="?format=serialized" if serialized else "")
+            found = self._asked.get_object(
+                "schemas", "ids", number, query="?format=serialized" if serialized else ""
             )
         except RequestError as error:
             if error.status is HTTPStatus.BAD_GATEWAY:
@@ -78,8 +78,8 @@ class Registry(RestService):
             if len(found) >= REFERENCES_MAX or depth >= REFERENCES_MAX:
                 raise RequestError(f"the schema refers to more than {REFERENCES_MAX} others")
             query = "?format=serialized" if serialized else ""
-            inner = _object(
-                self._asked.get("subjects", each["subject"], "versions", each["version"], query=query)
+            inner = self._asked.get_object(
+                "subjects", each["subject"], "versions", each["version"], query=query
             )
             self._add(inner, found, serialized, depth + 1)
             found[each["name"]] = inner
@@ -106,8 +106,8 @@ class Registry(RestService):
     ) -> dict[str, Any]:
         """A subject's versions and compatibility, and one version with the text of its schema."""
         versions = self._asked.get("subjects", subject, "versions")
-        found = _object(
-            self._asked.get("subjects", subject, "versions", "latest" if version is None else version)
+        found = self._asked.get_object(
+            "subjects", subject, "versions", "latest" if version is None else version
         )
         return {
             "subject": subject,
@@ -124,19 +124,9 @@ class Registry(RestService):
         """Return the compatibility of a subject, or of the registry; None if the registry does not tell."""
         try:
             if subject is None:
-                found = self._asked.get("config")
+                found = self._asked.get_object("config")
             else:
-                found = self._asked.get("config", subject, query="?defaultToGlobal=true")
+                found = self._asked.get_object("config", subject, query="?defaultToGlobal=true")
         except RequestError:
             return None
-        return (
-            found.get("compatibilityLevel") or found.get("compatibility") if isinstance(found, dict) else None
-        )
-
-
-def _object(answer: Any) -> dict[str, Any]:
-    if not isinstance(answer, dict):
-        raise RequestError(
-            "the schema registry answered with something else than an object", HTTPStatus.BAD_GATEWAY
-        )
-    return answer
+        return found.get("compatibilityLevel") or found.get("compatibility")

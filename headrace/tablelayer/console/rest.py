@@ -55,6 +55,16 @@ class Rest:
         """
         return self._ask("GET", parts, query)
 
+    def get_object(self, *parts: object, query: str = "") -> dict[str, Any]:
+        """Return the answer of GET, which is to be an object. Raises as `get`."""
+        found = self._ask("GET", parts, query)
+        if not isinstance(found, dict):
+            raise RequestError(
+                f"{self.name} at {self.url} answered with something else than an object",
+                HTTPStatus.BAD_GATEWAY,
+            )
+        return found
+
     def post(self, *parts: object, query: str = "") -> Any:
         """Send POST without a body, and return its answer; None if it has none. Raises as `get`."""
         return self._ask("POST", parts, query)

@@ -112,6 +112,18 @@ def test_a_program_that_is_away_is_said_in_a_sentence(programs: tuple[SchemaRegi
         )
 
 
+def test_an_answer_of_another_kind_is_said_in_a_sentence() -> None:
+    class Lists(Program):
+        def answer(self, method: str, parts: list[str], query: dict[str, str]) -> tuple[int, Any]:
+            return 200, [1]
+
+    with served(Lists()) as program:
+        client = with_programs(Untouched(), program, program)
+        for path in ("/api/schemas/x", "/api/connectors", "/api/connectors/x"):
+            answer = client.get(path)
+            assert (answer.status_code, "something else than an object" in answer.text) == (502, True)
+
+
 @pytest.mark.parametrize(
     "url", ["registry:8081", "ftp://x", "http://", "http://u:p@x", "http://x/?a", "file:///x"]
 )
