@@ -444,23 +444,15 @@ class Writer:
         try:
             answers = await self._send(leader, mode, batches)
         except Exception as failure:  # noqa: BLE001 - passed to the batches
-            if is_stale_route(failure):
-                self._routes.forget()
-            if isinstance(failure, OutcomeUnknown):
-                verdict = Verdict.UNKNOWN
-            elif isinstance(failure, ConnectionFailed):
-                verdict = Verdict.AGAIN
-            else:
-                verdict = Verdict.REJECTED
             for batch in batches:
-                self._failed(batch, failure, verdict)
+                # A refused request was not compared with what is written: an earlier attempt may have succeeded.
+                self._failed(batch, failure, _given_up(batch, failure))
             return
         for batch in batches:
             answer = answers.get(batch.bucket)
             if answer is None:
-                self._failed(
-                    batch, RequestTimeout(f"bucket {batch.bucket} is missing in the answer"), Verdict.UNKNOWN
-                )
+                missing = RequestTimeout(f"bucket {batch.bucket} is missing in the answer")
+                self._failed(batch, missing, missing)
                 continue
             error = error_of(*answer[:2], doing=f"write to {self._topic} bucket {batch.bucket}")
             if error is None or getattr(error, "code", None) == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
@@ -470,13 +462,7 @@ class Writer:
                 batch.logged_count = answer[3]
                 self._finish(batch, answer[2])
             else:
-                if is_stale_route(error):
-                    self._routes.forget()
-                hopeless = not may_retry(error, repeatable=True, elapsed_ms=0)
-                verdict = _verdict(error)
-                self._failed(
-                    batch, error, Verdict.REJECTED if hopeless and verdict is Verdict.AGAIN else verdict
-                )
+                self._failed(batch, error, _copy(error))
 
     def _count(self, batch: Batch) -> None:
         counters = self._cluster.counters
@@ -484,12 +470,15 @@ class Writer:
         counters.rows_written += batch.row_count
         counters.bytes_written += len(batch.data)
 
-    def _failed(self, batch: Batch, error: Exception, verdict: Verdict) -> None:
-        lane = self._lanes[batch.bucket]
+    def _failed(self, batch: Batch, error: Exception, ending: Exception) -> None:
+        """Note the failure of a batch, which ends with `ending` if it must not be sent again."""
+        lane, verdict = self._lanes[batch.bucket], _verdict(error)
+        if verdict is Verdict.UNKNOWN or is_stale_route(error):
+            self._routes.forget()
         batch.last_error = error
         lane.failed(batch, verdict)
         if verdict is Verdict.REJECTED:
-            self._finish(batch, _copy(error))
+            self._finish(batch, ending)
         else:
             base = min(
                 self._config.retry_backoff_ms * 2 ** min(lane.failures, 10), self._config.retry_backoff_max_ms
@@ -554,26 +543,25 @@ class Writer:
             answer = await connection.request(append, AppendRowsResponse, timeout_ms=deadline.remaining_ms)
         error = error_of(answer.error_code, answer.error_message, doing=f"write to {self._topic}")
         if error is not None:
-            return {batch.bucket: (answer.error_code, answer.error_message, -1, -1) for batch in batches}
+            raise error
         return {
             entry.bucket: (entry.error_code, entry.error_message, entry.end_offset, entry.logged_count)
             for entry in answer.buckets
         }
 
 
-def _verdict(error: TableError | KafkaError) -> Verdict:
-    if isinstance(error, TableError):
-        return Verdict.AGAIN if error.retriable else Verdict.REJECTED
-    if error.code in _LOST_WRITER:
+def _verdict(error: Exception) -> Verdict:
+    if isinstance(error, KafkaError) and error.code in _LOST_WRITER:
         return Verdict.OUT_OF_ORDER
-    if error.code in _UNDECIDED:
+    if isinstance(error, OutcomeUnknown) or (isinstance(error, KafkaError) and error.code in _UNDECIDED):
         return Verdict.UNKNOWN
-    return Verdict.AGAIN if error.code.retriable else Verdict.REJECTED
+    return Verdict.AGAIN if may_retry(error, repeatable=True, elapsed_ms=0) else Verdict.REJECTED
 
 
 def _given_up(batch: Batch, error: Exception) -> Exception:
     """Return the error of a batch that will not be sent again because of `error`."""
-    return at_last(_copy(error), batch.last_error if batch.unknown else None)
+    is_gone = isinstance(error, TableError) and error.code is TableErrorCode.TABLE_NOT_FOUND
+    return at_last(_copy(error), batch.last_error if batch.unknown and not is_gone else None)
 
 
 def _copy(error: Exception) -> Exception:

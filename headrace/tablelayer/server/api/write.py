@@ -15,6 +15,7 @@ from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.server.api.definition_texts import DefinitionTexts
 from headrace.tablelayer.server.api.each_bucket import each_bucket, refuse
 from headrace.tablelayer.server.api.targets import Bucket, Targets, check_key_table
+from headrace.tablelayer.server.bucket.bucket import TableBucket, altered
 from headrace.tablelayer.server.bucket.key_bucket import KeyBucket
 from headrace.tablelayer.server.bucket.log_bucket import LogBucket
 from headrace.tablelayer.server.merge.writes import Writer, check_overwritable, write_header
@@ -43,10 +44,9 @@ class WriteHandlers:
                 f"table {definition.path} has a primary key: write upserts and deletes, not appends",
             )
 
-        async def append(bucket: LogBucket, batch: memoryview) -> AppendInfo:
-            return await bucket.append(batch, request.acks, request.timeout_ms)
-
-        return m.AppendRowsResponse(buckets=await self._write(definition, request, LogBucket, append))
+        return m.AppendRowsResponse(
+            buckets=await self._write(definition, request, LogBucket, LogBucket.append)
+        )
 
     async def _put(self, context: RequestContext, request: m.PutRowsRequest) -> m.PutRowsResponse:
         definition = self._targets.written(context, request.table_id)
@@ -63,12 +63,11 @@ class WriteHandlers:
 
         may_be_at_once = len(request.buckets) == 1  # more would hold up the event loop
 
-        def put(bucket: KeyBucket, batch: memoryview) -> Awaitable[AppendInfo]:
+        def put(bucket: KeyBucket, batch: memoryview, made_for: StoredTable | None) -> Awaitable[AppendInfo]:
             return bucket.put(
                 batch,
                 targets,
-                request.acks,
-                request.timeout_ms,
+                made_for,
                 overwrite=overwrite,
                 update=update,
                 may_be_at_once=may_be_at_once,
@@ -81,7 +80,7 @@ class WriteHandlers:
         definition: StoredTable,
         request: m.AppendRowsRequest | m.PutRowsRequest,
         kind: type[Bucket],
-        write: Callable[[Bucket, memoryview], Awaitable[AppendInfo]],
+        write: Callable[[Bucket, memoryview, StoredTable | None], Awaitable[AppendInfo]],
     ) -> list[m.WrittenBucket]:
         """Write the rows of each bucket; return the offsets or the error, by bucket."""
         acks = request.acks
@@ -91,6 +90,7 @@ class WriteHandlers:
             )
         digest = request.definition_digest
         is_stale = digest != 0 and digest != await self._texts.digest(definition)
+        made_for = definition if digest else None
         is_counted = isinstance(request, m.PutRowsRequest) and request.counted
 
         async def one(part: m.WriteBucket) -> m.WrittenBucket:
@@ -100,13 +100,11 @@ class WriteHandlers:
                     raise KafkaError(ErrorCode.INVALID_RECORD, "there is no batch")
                 bucket = self._targets.bucket(definition, part.bucket, kind)
                 if is_stale and bucket.repeated(Writer.of(write_header(part.batch))) is None:
-                    raise TableError(
-                        TableErrorCode.SCHEMA_CHANGED,
-                        f"table {definition.path} was altered after the writer asked for its definition",
-                    )
+                    raise altered(definition)
                 if acks == -1:
                     self._targets.check_replicas(definition, bucket)
-                info = await write(bucket, part.batch)
+                info = await write(bucket, part.batch, made_for)
+                await _acknowledged(bucket, info, acks, request.timeout_ms)
             except Exception as error:  # noqa: BLE001 - reported for this bucket
                 refuse(answer, error, definition, part.bucket)
             else:
@@ -118,6 +116,21 @@ class WriteHandlers:
         if len(request.buckets) == 1:
             return [await one(request.buckets[0])]
         return await each_bucket(one, request.buckets)
+
+
+async def _acknowledged(bucket: TableBucket, info: AppendInfo, acks: int, timeout_ms: int) -> None:
+    """Wait as `acks` demands for rows that are logged. Raises KafkaError with a code that leaves their fate open: the
+    next leader may have them.
+    """
+    try:
+        await bucket.wait_published(info, acks, timeout_ms)
+    except KafkaError as error:
+        if error.code in (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND):
+            raise
+        raise KafkaError(
+            ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+            f"logged at offset {info.base_offset}, but not acknowledged: {error.message}",
+        ) from error
 
 
 async def _if_asked_for(

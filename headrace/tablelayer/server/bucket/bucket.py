@@ -25,7 +25,7 @@ from headrace.protocol.records.small import read_small
 from headrace.tablelayer.model.avro.schema import schema_text
 from headrace.tablelayer.model.avro.write import Frame
 from headrace.tablelayer.model.batches.batch import PREFIX_SIZE
-from headrace.tablelayer.model.errors import RowError, TableError
+from headrace.tablelayer.model.errors import RowError, TableError, TableErrorCode
 from headrace.tablelayer.model.options.kafka_formats import AvroSchemaPlace, KafkaValueFormat
 from headrace.tablelayer.model.options.table_options import UnknownFields
 from headrace.tablelayer.model.rows.versions import SchemaVersions
@@ -204,6 +204,11 @@ class TableBucket:
         if writer.producer_id == -1:
             return None
         return self.partition.log.check_producer(writer.header())
+
+    def check_unaltered(self, made_for: StoredTable | None) -> None:
+        """Raise TableError(SCHEMA_CHANGED) if the table has another definition than rows were made for; None: any."""
+        if made_for is not None and self.definition is not made_for and self.definition != made_for:
+            raise altered(made_for)
 
     def logged_count(self, info: AppendInfo) -> int:
         """Return the number of rows that a batch has in the log; -1 if it cannot be read from a local segment."""
@@ -643,6 +648,14 @@ class TableBucket:
                     ErrorCode.REQUEST_TIMED_OUT,
                     f"{self.name}: logged, but not stored in bucket {bucket} in time",
                 )
+
+
+def altered(definition: StoredTable) -> TableError:
+    """Return the error of rows that were made for another definition."""
+    return TableError(
+        TableErrorCode.SCHEMA_CHANGED,
+        f"table {definition.path} was altered after the writer asked for its definition",
+    )
 
 
 def as_kafka_error(error: TableError, definition: StoredTable) -> KafkaError:

@@ -23,7 +23,7 @@ from headrace.protocol.records.header import BatchHeader
 from headrace.tablelayer.model.batches.batch import opened_size_of
 from headrace.tablelayer.model.errors import TableError
 from headrace.tablelayer.model.schema.schema import Schema
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable, TableDefinition
 from headrace.tablelayer.model.types.column_types import INTEGER_BITS
 from headrace.tablelayer.server.bucket.joint_write import log_at_once
 from headrace.tablelayer.server.bucket.stored_bucket import StoredBucket
@@ -79,15 +79,14 @@ class KeyBucket(StoredBucket):
         self,
         batch: memoryview,
         targets: tuple[int, ...] | None,
-        acks: int,
-        timeout_ms: int,
+        made_for: StoredTable | None,
         *,
         overwrite: bool = False,
         update: bool = False,
         may_be_at_once: bool = False,
     ) -> AppendInfo:
-        """Write a batch of a table client; `targets` are column ids of the writer's schema. A few rows are written on
-        the event loop if `may_be_at_once`.
+        """Log a batch of a table client; `targets` are column ids of the writer's schema, `made_for` is as for
+        `check_unaltered`. A few rows are written on the event loop if `may_be_at_once`.
 
         Raises KafkaError or TableError.
         """
@@ -96,15 +95,14 @@ class KeyBucket(StoredBucket):
         def source(now: TableDefinition) -> Operations:
             return decode_put(batch, now, targets, overwrite=overwrite, update=update)
 
-        info = self._put_at_once(source, header, batch) if may_be_at_once else None
-        if info is not None:
-            return await self.wait_published(info, acks, timeout_ms)
-        info = await self.write_rows(source, Writer.of(header), opened_size_of(batch), acks, timeout_ms)
-        self.services.has_put = True
+        info = self._put_at_once(source, header, batch, made_for) if may_be_at_once else None
+        if info is None:
+            info = await self.log_rows(source, Writer.of(header), opened_size_of(batch), made_for)
+            self.services.has_put = True
         return info
 
     def _put_at_once(
-        self, source: OperationSource, header: BatchHeader, batch: memoryview
+        self, source: OperationSource, header: BatchHeader, batch: memoryview, made_for: StoredTable | None
     ) -> AppendInfo | None:
         """Write a few rows of a table client on the event loop. None, without any effect, if that is not possible."""
         services, size = self.services, len(batch)
@@ -120,6 +118,7 @@ class KeyBucket(StoredBucket):
                 or self.repeated(writer) is not None
             ):
                 return None
+            self.check_unaltered(made_for)
             operations = source(puts.definition)
             few = puts.rows(operations)
             if few is None:
@@ -158,7 +157,13 @@ class KeyBucket(StoredBucket):
     async def write_rows(
         self, source: OperationSource, writer: Writer, size: int, acks: int, timeout_ms: int
     ) -> AppendInfo:
-        """Prepare and log a batch, one at a time, and wait until its rows are published.
+        info = await self.log_rows(source, writer, size, None)
+        return await self.wait_published(info, acks, timeout_ms)  # `_store` stores and publishes the rows
+
+    async def log_rows(
+        self, source: OperationSource, writer: Writer, size: int, made_for: StoredTable | None
+    ) -> AppendInfo:
+        """Prepare and log a batch, one at a time.
 
         The budget is charged with `size` bytes until the rows are stored (`_store`) or the write fails.
         """
@@ -173,12 +178,13 @@ class KeyBucket(StoredBucket):
                 info = self.repeated(writer)
                 if info is None:
                     prepared = await self.prepare_rows(source, writer)
+                    self.check_unaltered(made_for)
                     info = self.log_prepared(prepared, size)
                     charged = False
+                return info
         finally:
             if charged:
                 budget.release(size)
-        return await self.wait_published(info, acks, timeout_ms)  # `_store` stores and publishes the rows
 
     @property
     def publishes_at_once(self) -> bool:

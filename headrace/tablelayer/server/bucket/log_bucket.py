@@ -20,7 +20,7 @@ from headrace.tablelayer.model.batches.batch import (
     with_statistics,
 )
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
-from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.definition import StoredTable, TableDefinition
 from headrace.tablelayer.server.bucket.bucket import TableBucket
 from headrace.tablelayer.server.kafka_face.few_records import FewRecords
 from headrace.tablelayer.server.merge.few_rows import FewRows, batch_of_few
@@ -58,21 +58,23 @@ class LogBucket(TableBucket):
     def high_watermark_candidate(self, offset: int) -> None:
         self.partition.publish_high_watermark(offset)
 
-    async def append(self, batch: memoryview, acks: int, timeout_ms: int) -> AppendInfo:
-        """Append a batch of a table client. Raises KafkaError or TableError."""
+    async def append(self, batch: memoryview, made_for: StoredTable | None) -> AppendInfo:
+        """Append a batch of a table client; `made_for` as for `check_unaltered`. Raises KafkaError or TableError."""
         self.check_open()
-        duplicate = self._duplicate(write_header(batch))
+        header = write_header(batch)
+        duplicate = self._duplicate(header)
         if duplicate is not None:
-            return await self.wait_published(duplicate, acks, timeout_ms)
+            return duplicate
         now_ms, size = self.services.context.clock.time_ms(), opened_size_of(batch)
         self.services.budget.reserve(size)
         try:
             stamped = await self.services.run(_checked, batch, self.definition, now_ms)
             self.check_open()
-            info = self.partition.append(stamped, AppendOrigin.EXTENSION)
+            if self._duplicate(header) is None:
+                self.check_unaltered(made_for)
+            return self.partition.append(stamped, AppendOrigin.EXTENSION)
         finally:
             self.services.budget.release(size)
-        return await self.wait_published(info, acks, timeout_ms)
 
     def check_write(self, write: ClientWrite) -> None:
         if write.update:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.protocol.errors import ErrorCode, KafkaError
-from headrace.protocol.messages.api_versions import ApiVersionsResponse
+from headrace.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from headrace.tablelayer.client import (
     ClientConfig,
     ConnectionFailed,
@@ -185,6 +185,55 @@ def test_rows_that_were_sent_once_are_not_reported_as_unwritten(fake, tools):
             server.handlers[AppendRowsRequest] = dies
             with pytest.raises(RequestTimeout, match="may or may not be written; the last error was"):
                 await connection.open_table(definition(tools)).append(ROWS)
+
+    tools.run(scenario())
+
+
+def as_a_whole(code):
+    return lambda: AppendRowsResponse(error_code=code, error_message="refused")
+
+
+def for_the_bucket(code):
+    return lambda: AppendRowsResponse(
+        buckets=[WrittenBucket(bucket=0, error_code=code, error_message="refused")]
+    )
+
+
+@pytest.mark.parametrize(
+    ("refusal", "expected"),
+    [
+        (as_a_whole(ErrorCode.TOPIC_AUTHORIZATION_FAILED), OutcomeUnknown),
+        (as_a_whole(TableErrorCode.NOT_A_LOG_TABLE), OutcomeUnknown),
+        (as_a_whole(TableErrorCode.TABLE_NOT_FOUND), TableError),  # the rows are gone with their table
+        (for_the_bucket(TableErrorCode.SCHEMA_CHANGED), TableError),  # the server has looked for a repetition
+        (None, OutcomeUnknown),
+    ],
+    ids=["right", "kind", "dropped", "bucket", "older server"],
+)
+def test_a_refused_repetition_may_have_been_written_before(fake, tools, refusal, expected):
+    """The answer to the first attempt is lost, and then the request is refused, or cannot be sent."""
+
+    async def scenario():
+        async with fake() as server, await connect_async(server.address) as connection:
+
+            def older(_):
+                answer = server.api_versions(_)
+                for each in answer.api_keys:
+                    if each.api_key == AppendRowsRequest.API_KEY:
+                        each.max_version = 0
+                return answer
+
+            def first(_):
+                if refusal is None:
+                    server.handlers[ApiVersionsRequest] = older
+                server.handlers[AppendRowsRequest] = lambda _: refusal()
+                raise tools.HangUp
+
+            server.handlers[AppendRowsRequest] = first
+            with pytest.raises(expected, match=r"refused|older than this client"):
+                await connection.open_table(definition(tools)).append(ROWS, checked=True)
+            sent = [each for each in server.requests if isinstance(each, AppendRowsRequest)]
+            assert len(sent) == (1 if refusal is None else 2)
 
     tools.run(scenario())
 

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.broker.net.reply import CloseConnection
 from headrace.tablelayer.client import (
     ChangeType,
     ClientConfig,
@@ -29,6 +30,7 @@ from headrace.tablelayer.client import (
     connect,
     connect_async,
 )
+from headrace.tablelayer.server.api.write import WriteHandlers
 
 ROOT = Path(__file__).resolve().parents[4]
 FRUIT = "(id INT, name STRING, price DOUBLE, PRIMARY KEY (id) NOT ENFORCED) WITH ('bucket.num' = '3')"
@@ -159,6 +161,34 @@ def test_the_documentations_changelog(make_table):
     seen = [c for batch in table.scan(start="earliest", until="latest") for c in changes(batch)]
     apple, banana = {"shop": 2, "id": 1, "name": "apple"}, {"shop": 4, "id": 1, "name": "banana"}
     assert seen == [("+I", 0, apple), ("-U", 1, apple), ("+U", 2, banana), ("-D", 3, banana)]
+
+
+def test_a_change_whose_answer_is_lost_is_counted_as_the_first_time(server_address, make_table, monkeypatch):
+    """The server closes the connection instead of answering, so the client sends the same batch again."""
+    table = make_table(FRUIT)
+    put, answers = WriteHandlers._put, []
+
+    async def put_and_hang_up(handlers, context, request):
+        answers.append(await put(handlers, context, request))
+        if len(answers) % 2:
+            raise CloseConnection("the answer is lost")
+        return answers[-1]
+
+    with connect(server_address, ClientConfig(retry_backoff_ms=1)) as connection:
+        name = str(table.path)
+        connection.sql(f"INSERT INTO {name} VALUES (1, 'apple', 1.0)")
+        monkeypatch.setattr(WriteHandlers, "_put", put_and_hang_up)
+        statements = [
+            f"INSERT INTO {name} VALUES (2, 'pear', 2.0)",
+            f"UPDATE {name} SET price = 3 WHERE id = 1",
+            f"UPDATE {name} SET price = 3 WHERE id = 9",
+            f"DELETE FROM {name} WHERE id = 1",
+            f"DELETE FROM {name} WHERE id = 1",
+        ]
+        assert [connection.sql(each).row_count for each in statements] == [1, 1, 0, 1, 0]
+    assert len(answers) == 2 * len(statements)
+    assert answers[::2] == answers[1::2]
+    assert table.to_arrow().to_pylist() == [{"id": 2, "name": "pear", "price": 2.0}]
 
 
 def test_prefix_lookup(make_table):

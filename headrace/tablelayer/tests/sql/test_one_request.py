@@ -5,13 +5,15 @@ from __future__ import annotations
 import duckdb
 import pytest
 
-from headrace.tablelayer.client import DataError, TableError, connect
+from headrace.tablelayer.client import DataError, OutcomeUnknown, TableError, connect
 from headrace.tablelayer.client.wire.connection import BrokerConnection
+from headrace.tablelayer.client.write.writer import Writer
 
-FIVE = {
+STATEMENTS = {
     "INSERT INTO {t} VALUES (7, 'a')": "1 row written",
     "INSERT INTO {t} (k) VALUES (8)": "1 row written",
     "UPDATE {t} SET s = 'b' WHERE k = 1": "1 row updated",
+    "UPDATE {t} SET s = 'b' WHERE k = 1 ": "1 row updated",
     "UPDATE {t} SET s = 'b' WHERE k = 99": "0 rows updated",
     "DELETE FROM {t} WHERE k = 1": "1 row deleted",
     "DELETE FROM {t} WHERE k = 1 ": "0 rows deleted",
@@ -41,15 +43,28 @@ def test_one_row_is_written_by_one_request_and_counted(sql, options):
     sql(f"CREATE TABLE t (k INT, s STRING, PRIMARY KEY (k) NOT ENFORCED) WITH ({options})")
     sql("CREATE TABLE log (k INT, s STRING); INSERT INTO log VALUES (0, 'x'); INSERT INTO t VALUES (1, 'x')")
     before = requests(sql)
-    for statement, said in FIVE.items():
+    for statement, said in STATEMENTS.items():
         assert sql(statement.format(t="t")) == said
     assert sql("INSERT INTO log VALUES (1, 'y')") == "1 row written"
     after = requests(sql)
     made = {name: count - before.get(name, 0) for name, count in after.items() if count != before.get(name)}
     made.pop("Metadata", None)  # routes are asked for again from time to time
-    assert made == {"PutRows": len(FIVE), "AppendRows": 1}
+    assert made == {"PutRows": len(STATEMENTS), "AppendRows": 1}
     assert sql("SELECT k, s FROM t ORDER BY k") == [{"k": 7, "s": "a"}, {"k": 8, "s": None}]
     assert sql("SELECT count(*) AS n FROM log") == [{"n": 2}]
+
+
+def test_a_change_that_cannot_be_counted_has_an_unknown_outcome(t, monkeypatch):
+    send = Writer._send
+
+    async def send_uncounted(writer, *given):
+        return {bucket: (*answer[:3], -1) for bucket, answer in (await send(writer, *given)).items()}
+
+    monkeypatch.setattr(Writer, "_send", send_uncounted)
+    for statement in ("UPDATE t SET s = 'b' WHERE k = 1", "DELETE FROM t WHERE k = 1"):
+        with pytest.raises(OutcomeUnknown, match="the change was made, if there was such a row"):
+            t(statement)
+    assert t("SELECT count(*) AS n FROM t") == [{"n": 0}]
 
 
 def test_rows_for_an_altered_table_are_not_taken_for_the_old_one(t):
