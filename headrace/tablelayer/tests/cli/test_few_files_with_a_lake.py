@@ -16,7 +16,7 @@ from headrace.tablelayer.client.write.conform import conform
 from headrace.tablelayer.tests.cli.test_few_files import open_files, served
 from headrace.tablelayer.tests.lake.tier_by_pyiceberg import Tierer
 
-pytestmark = pytest.mark.soak
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
 KEYS = range(5)
 
