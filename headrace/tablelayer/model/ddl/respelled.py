@@ -6,14 +6,11 @@ columns of an answer after the words. So a query in which only names change keep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
-from sqlglot import TokenType, exp
+from sqlglot import exp
 
 
 class Respelled:
-    """Changes of names in a text. `text` is None once a change is not possible."""
+    """Changes of names in a text."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -31,21 +28,15 @@ class Respelled:
         else:
             self._changes[start[0]] = stop[0] if up_to else stop[1], new
 
-    def text(self, tokens: Callable[[str], Sequence[Any]]) -> str | None:
-        """Return the changed text, in which names in backticks are in double quotes; None if it is not possible."""
+    def text(self) -> str | None:
+        """Return the changed text; None if it is not possible. DuckDB understands names in backticks."""
         if not self._is_possible:
             return None
-        changes = dict(self._changes)
-        for token in tokens(self._text) if "`" in self._text else ():
-            if token.token_type is TokenType.IDENTIFIER and self._text[token.start] == "`":
-                changes.setdefault(token.start, (token.end + 1, quoted(token.text)))
         parts, at = list[str](), 0
-        for start in sorted(changes):
-            stop, new = changes[start]
-            if start < at:
-                continue  # a name inside of a replaced part
-            parts += self._text[at:start], new
-            at = stop
+        for start, (stop, new) in sorted(self._changes.items()):
+            if start >= at:  # else a name inside of a replaced part
+                parts += self._text[at:start], new
+                at = stop
         return "".join([*parts, self._text[at:]])
 
     def _place(self, name: exp.Expr) -> tuple[int, int] | None:

@@ -172,7 +172,7 @@ def to_duckdb(
                 break
     if adapt(tree, known):
         own.give_up()
-    return own.text(_Queries().tokenize) or tree.sql(dialect=DuckDB)
+    return own.text() or tree.sql(dialect=DuckDB)
 
 
 def _respelled(text: str, tree: exp.Expr) -> Respelled:
@@ -227,7 +227,7 @@ def with_databases(select: Select) -> str:
             table.set("alias", exp.TableAlias(this=exp.to_identifier(table.name, quoted=True)))
         table.set("db", exp.to_identifier(table.db or select.database, quoted=True))
         table.this.set("quoted", True)
-    return own.text(_Queries().tokenize) or tree.sql(dialect=DuckDB)
+    return own.text() or tree.sql(dialect=DuckDB)
 
 
 def check_expression(sql: str, start: int, end: int) -> None:
@@ -357,7 +357,7 @@ def analyze(sql: str, start: int, end: int, names: Names) -> Select:
         joined, times = join_lookups(tree, database)
         expanded |= _expanded(tree, database, names.views, own)  # the right sides of such joins
         if changed or joined or hints or expanded:
-            kept = None if changed or joined or hints else own.text(_Queries().tokenize)
+            kept = None if changed or joined or hints else own.text()
             text = kept or tree.sql(dialect=DuckDB)
             tree = _parse_one(text)
     except ValueError as error:

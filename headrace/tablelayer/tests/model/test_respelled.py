@@ -31,6 +31,7 @@ QUERIES = {
     "SELECT offset, len(s), k AS end FROM t order": 'SELECT "offset", len(s), k AS "end" FROM t',
     "SELECT count(*) FROM (PIVOT t ON k USING sum(n) GROUP BY s)":
         "SELECT count(*) FROM (PIVOT t ON k USING sum(n) GROUP BY s)",
+    "PIVOT t ON k USING  stddev(n)": "PIVOT t ON k USING stddev(n)",
     "SELECT CAST(moment AS TIMESTAMP_LTZ(3)), CAST('12:00:00' AS TIME(0)), CAST(a AS ARRAY<BIGINT>) FROM t":
         "SELECT CAST(moment AS TIMESTAMPTZ), CAST('12:00:00' AS TIME), CAST(a AS BIGINT[]) FROM t",
     "SELECT k FROM t WHERE js ->> '$.a' = 'x'": "SELECT k FROM t WHERE (js ->> '$.a') = 'x'",
