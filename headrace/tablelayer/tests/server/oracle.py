@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import decimal
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -138,9 +139,9 @@ class Oracle:
             case "first_value_ignore_nulls":
                 return held
             case "max" | "bool_or":
-                return max(held, given)
+                return max(held, given, key=ordered)
             case "min" | "bool_and":
-                return min(held, given)
+                return min(held, given, key=ordered)
             case "listagg" | "string_agg":
                 return held + delimiter + given
             case "sum":
@@ -154,6 +155,13 @@ class Oracle:
             case "rbm64":
                 return bitmap64(bits64(held) | bits64(given))
         raise AssertionError(function)
+
+
+def ordered(value: Any) -> Any:
+    """Floats as in Java: -0.0 below 0.0, NaN above all."""
+    if not isinstance(value, float):
+        return value
+    return (math.isnan(value), 0.0 if math.isnan(value) else value, math.copysign(1, value))
 
 
 def checked(data_type: DataType, value: Any) -> Any:
@@ -257,10 +265,10 @@ def bits64(data: bytes) -> frozenset[int]:
 
 
 def comparable(definition: TableDefinition, row: Row | None) -> Row | None:
-    """A row with its bitmaps as sets: equal sets may be written differently."""
+    """A row with its bitmaps as sets, because equal sets may be written differently, and floats as text (NaN, -0.0)."""
     if row is None:
         return None
-    compared = dict(row)
+    compared = {name: repr(value) if isinstance(value, float) else value for name, value in row.items()}
     for column in definition.schema.columns:
         if column.aggregate is not None and compared[column.name] is not None:
             if column.aggregate.function == "rbm32":

@@ -18,7 +18,7 @@ DEFAULTS = {"a": "7", "c": "'dflt'", "f": "-5", "g": "TRUE", "i": "'2024-09-19'"
 TYPES = {
     "a": "TINYINT", "b": "DECIMAL(10, 2)", "c": "STRING", "d": "TIMESTAMP(3)", "e": "DOUBLE", "f": "BIGINT",
     "g": "BOOLEAN", "h": "FLOAT", "i": "DATE", "j": "DECIMAL(30, 3)", "x": "BYTES", "y": "BYTES",
-    "n": "ARRAY<ROW<p INT, q STRING NOT NULL>>", "m": "MAP<STRING, DECIMAL(5, 1)>",
+    "v": "INT", "w": "TIMESTAMP_LTZ(6)", "n": "ARRAY<ROW<p INT, q STRING NOT NULL>>", "m": "MAP<STRING, DECIMAL(5, 1)>",
 }  # fmt: skip
 ANY = ["last_value", "last_value_ignore_nulls", "first_value", "first_value_ignore_nulls"]
 ORDERED = [*ANY, "max", "min"]
@@ -26,7 +26,7 @@ NUMERIC = [*ORDERED, "sum", "product"]
 FUNCTIONS = {
     "a": NUMERIC, "b": NUMERIC, "c": [*ORDERED, "listagg", "string_agg"], "d": ORDERED, "e": NUMERIC, "f": NUMERIC,
     "g": [*ANY, "bool_and", "bool_or"], "h": NUMERIC, "i": ORDERED, "j": NUMERIC, "x": [*ANY, "rbm32"],
-    "y": [*ANY, "rbm64"], "n": ANY, "m": ANY,
+    "y": [*ANY, "rbm64"], "n": ANY, "m": ANY, "v": NUMERIC, "w": ORDERED,
 }  # fmt: skip
 
 
@@ -38,8 +38,9 @@ def random_definition(rng: random.Random, name: str = "t") -> TableDefinition:
     if engine is not None:
         options["table.merge-engine"] = engine.value
     if engine is MergeEngine.VERSIONED:
-        columns = sorted({*columns, "f"})
-        options["table.merge-engine.versioned.ver-column"] = "f"
+        version = rng.choice("fdvw")
+        columns = sorted({*columns, version})
+        options["table.merge-engine.versioned.ver-column"] = version
     if engine is MergeEngine.AGGREGATION:
         for column in columns:
             if rng.random() < 0.9:
@@ -80,7 +81,8 @@ def random_value(rng: random.Random, column: str) -> Any:
         case "d":
             return datetime.datetime(2024, 9, 19, 12, 0, rng.randrange(60))
         case "e" | "h":
-            return rng.choice([0.5, -1.25, 3.0, float(rng.randint(-50, 50))])
+            edges = [float("nan"), float("inf"), float("-inf"), -0.0, 0.0]
+            return rng.choice([0.5, -1.25, 3.0, float(rng.randint(-50, 50)), rng.choice(edges)])
         case "n":
             inside = [None, {"p": None, "q": "é"}, {"p": rng.randint(-9, 9), "q": ""}]
             return rng.choices(inside, k=rng.randint(0, 3))
@@ -91,6 +93,11 @@ def random_value(rng: random.Random, column: str) -> Any:
             return rng.choice([rng.randint(-5, 5), rng.randint(-(2**63), 2**63 - 1)])
         case "g":
             return rng.random() < 0.5
+        case "v":
+            return rng.choice([rng.randint(-5, 5), -(2**31), 2**31 - 1])
+        case "w":
+            year = rng.choice([1, 1969, 1970, 2024])
+            return datetime.datetime(year, 1, 1, 0, 0, rng.randrange(3), rng.randrange(3), datetime.UTC)
         case "i":
             return datetime.date(2024, 1, rng.randint(1, 28))
         case "j":
@@ -120,7 +127,7 @@ def random_batch(
             overwrite = True
     operations: list[Operation] = []
     deletes = 0.25 if settings.delete_behavior != "DISABLE" else rng.choice([0, 0, 0, 0.1])
-    for _ in range(rng.choice((1, 2, 5, 30))):
+    for _ in range(rng.choice((1, 2, 5, 30, 150))):
         row: Row = {name: random_value(rng, name) for name in names}
         if settings.auto_increment_column is not None:
             row[settings.auto_increment_column] = None

@@ -101,9 +101,9 @@ class Session:
                 assert at in self.replayed
                 self.replayed[at] = row
             elif change == "-U":
-                assert self.replayed[at] == row
+                assert self.seen([(change, self.replayed[at])]) == self.seen([(change, row)])
             else:
-                assert self.replayed.pop(at) == row
+                assert self.seen([(change, self.replayed.pop(at))]) == self.seen([(change, row)])
 
     def seen(self, changes: list[Change]) -> list[Any]:
         return [(change, comparable(self.definition, row)) for change, row in changes]
@@ -163,7 +163,7 @@ def test_r1_to_r14_a_random_table_of_any_kind_equals_the_rules_over_restarts(
     assert live(seed, tmp_path / "tables", restarts=2, batches=8).operations > 50
 
 
-@pytest.mark.parametrize("seed", [8, 9, 34])
+@pytest.mark.parametrize("seed", [8, 34, 37])
 def test_r1_5_random_tables_that_refuse_batches_equal_the_rules(tmp_path: Path, seed: int) -> None:
     """The refused batches overflow an aggregation, or have deletes that are disabled."""
     assert live(seed, tmp_path / "tables", restarts=1, batches=16).refused > 0
