@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ import typer
 
 from headrace.tablelayer.cli.connect import settings_of
 from headrace.tablelayer.cli.errors import CommandError
-from headrace.tablelayer.cli.process import loaded
+from headrace.tablelayer.cli.process import leave_at_once, loaded
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -140,10 +139,7 @@ def run_console(
         for each in threading.enumerate():
             if each.name == TAIL_THREAD:
                 each.join(_PATIENCE_SECONDS)
-        alive = [each for each in threading.enumerate() if not each.daemon or each.name == TAIL_THREAD]
-        if alive != [threading.main_thread()]:
-            sys.stdout.flush()
-            os._exit(0)  # a request computes in a library and cannot be stopped
+        leave_at_once(0)  # a request may compute in a library, and cannot be stopped
 
 
 @contextmanager
@@ -165,8 +161,7 @@ def _flight(connection: Connection, access: Access, listen: str | None) -> Itera
         yield
     finally:
         if not server.close(_PATIENCE_SECONDS):
-            sys.stdout.flush()
-            os._exit(0)  # a client no longer takes its rows, and gRPC would wait for it for ever
+            leave_at_once(0)  # a client no longer takes its rows, and gRPC would wait for it for ever
 
 
 def _query(connection: Connection, text: str) -> pa.Table | pa.RecordBatchReader:

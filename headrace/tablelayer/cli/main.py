@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -27,7 +26,7 @@ from headrace.tablelayer.cli.options import (
     SqlFormat,
     SqlFormatOption,
 )
-from headrace.tablelayer.cli.process import begin
+from headrace.tablelayer.cli.process import begin, leave
 from headrace.tablelayer.cli.spark import spark
 from headrace.tablelayer.cli.streams import broken_output, finish, prepare
 from headrace.tablelayer.cli.tables import tables
@@ -737,7 +736,7 @@ def main() -> None:
     except OSError:
         if broken_output() is None:
             raise
-    sys.exit(finish(code))
+    leave(finish(code))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ import gc
 import os
 import signal
 import sys
+from contextlib import suppress
 from contextvars import ContextVar
-from typing import Final
+from typing import Final, NoReturn
 
 from headrace.protocol.loading.kernel_cache import keep_kernels
 
@@ -16,6 +17,8 @@ is_own: ContextVar[bool] = ContextVar("the process is there for the command alon
 
 
 _PR_SET_PDEATHSIG: Final = 1
+INTERRUPTED: Final = 130
+"""Exit code after Ctrl-C: 128 and the number of the signal, as in a shell."""
 
 
 class _WithoutPandas:
@@ -51,6 +54,25 @@ def loaded() -> None:
     if is_own.get():
         gc.freeze()
         gc.enable()
+
+
+def leave(code: int) -> NoReturn:
+    """End the process, after Ctrl-C at once. Standard output is written before, see `streams.finish`."""
+    if code == INTERRUPTED:
+        leave_at_once(code)
+    sys.exit(code)
+
+
+def leave_at_once(code: int) -> NoReturn:
+    """End the process without Python's clean-up of all objects and libraries, which takes more than a second on a busy
+    machine. The files that DuckDB would remove then are removed here.
+    """
+    if (duck := sys.modules.get("headrace.tablelayer.sql.duck")) is not None:
+        duck.remove_spilled()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(code)
 
 
 def end_with(parent: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -16,7 +15,9 @@ from headrace.tablelayer.cli.errors import CommandError
 from headrace.tablelayer.cli.interrupting import InterruptedWorkError, interruptible
 from headrace.tablelayer.cli.options import Format, SqlFormat
 from headrace.tablelayer.cli.output import RowStream, write_batches, write_notices, write_parquet, write_rows
+from headrace.tablelayer.cli.process import INTERRUPTED, leave
 from headrace.tablelayer.cli.progress import showing
+from headrace.tablelayer.cli.streams import finish
 from headrace.tablelayer.client import Connection, stopping
 from headrace.tablelayer.sql.answer import Answer
 from headrace.tablelayer.sql.session import Session
@@ -71,16 +72,17 @@ def run_sql(
             interruptible(work, lambda: session.written_count)
         except InterruptedWorkError as error:
             typer.echo(error.told, err=True)
+            if to is not None:
+                _part_of(to).unlink(missing_ok=True)
             if error.goes_on:
-                sys.stdout.flush()
-                os._exit(130)  # the work would keep the process
-            raise typer.Exit(130) from None
+                leave(finish(INTERRUPTED))  # the work would keep the process
+            raise typer.Exit(INTERRUPTED) from None
 
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path, which is renamed to `path` at the end of the block if that succeeds."""
-    part = path.with_name(f"{path.name}.part")
+    part = _part_of(path)
     try:
         try:
             yield part
@@ -89,6 +91,10 @@ def _replacing(path: Path) -> Iterator[Path]:
             raise CommandError(f"{path} cannot be written: {error.strerror or error}") from error
     finally:
         part.unlink(missing_ok=True)
+
+
+def _part_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.part")
 
 
 def _write_parquet(connection: Connection, session: Session, sql: str, to: Path | None) -> None:

@@ -161,7 +161,7 @@ def make_app(
         yield
         await running.finish()
         if history is None:
-            await run_in_threadpool(known.close)
+            await asyncio.to_thread(known.close)  # another pool of threads would first be imported
 
     async def about(_: Request) -> Response:
         return JSONResponse(

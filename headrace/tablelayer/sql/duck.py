@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from threading import Lock
@@ -56,6 +57,14 @@ _DATABASES: dict[tuple[int, bool, bool], Any] = {}
 its threads.
 """
 _OPENING = Lock()
+_SPILLED: list[str] = []
+"""Folders that queries of this process spill to. DuckDB makes one when it spills, and removes it when it ends."""
+
+
+def remove_spilled() -> None:
+    """Remove what queries have spilled. For a process that ends without DuckDB's own end."""
+    for folder in _SPILLED:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _database(files: bool, planning: bool) -> Any:
@@ -68,6 +77,7 @@ def _database(files: bool, planning: bool) -> Any:
         database.execute("SET GLOBAL TimeZone = 'UTC'; SET GLOBAL python_enable_replacements = false")
         folder = os.path.join(tempfile.gettempdir(), f"headrace-sql-{uuid4().hex}")
         database.execute("SET GLOBAL temp_directory = $folder", {"folder": folder})
+        _SPILLED.append(folder)
         # This optimizer makes an ANTI JOIN of a LEFT JOIN with `WHERE right.key IS NULL`. If the right side is
         # Arrow's, it then loses a second IS NULL on that side (DuckDB 2.0).
         unused = ",statistics_propagation,compressed_materialization,empty_result_pullup" if planning else ""

@@ -14,7 +14,10 @@ from typing import Any
 
 import pexpect
 import pytest
+from typer.testing import Result
 
+from headrace.tablelayer.cli import shell
+from headrace.tablelayer.cli.interrupting import InterruptedWorkError
 from headrace.tablelayer.client import ClientError, connect
 from headrace.tablelayer.client.stopping import Stop, Stopped, running
 from headrace.tablelayer.sql import duck
@@ -125,6 +128,44 @@ def test_ctrl_c_ends_work_and_calls_also_if_the_system_gives_the_signal_to_anoth
         [sys.executable, "-c", SIGNALLED], capture_output=True, text=True, timeout=60, check=False
     )
     assert (ended.stdout.split(), ended.stderr) == (["InterruptedWorkError", "KeyboardInterrupt"], "")
+
+
+def test_an_interrupted_command_ends_without_python_s_clean_up() -> None:
+    script = "import atexit, sys; from headrace.tablelayer.cli.process import leave; atexit.register(print, 'cleaned');"
+    ends = [
+        subprocess.run(
+            [sys.executable, "-c", f"{script} leave({code})"], capture_output=True, text=True, check=False
+        )
+        for code in (130, 3)
+    ]
+    assert [(each.returncode, each.stdout, each.stderr) for each in ends] == [
+        (130, "", ""),
+        (3, "cleaned\n", ""),
+    ]
+
+
+def test_spilled_files_are_removed_at_an_end_without_clean_up() -> None:
+    database = duck.connect()
+    ((folder,),) = database.execute("SELECT current_setting('temp_directory')").fetchall()
+    database.close()
+    Path(folder).mkdir()
+    (Path(folder) / "spilled").touch()
+    duck.remove_spilled()
+    assert not Path(folder).exists()
+
+
+def test_work_that_goes_on_after_an_interrupt_leaves_no_half_of_a_file(
+    headrace: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file, part = tmp_path / "rows.csv", tmp_path / "rows.csv.part"
+
+    def interrupted(*_: object) -> None:
+        part.write_text("half")
+        raise InterruptedWorkError("interrupted", goes_on=False)
+
+    monkeypatch.setattr(shell, "interruptible", interrupted)
+    done = headrace("sql", "-e", "SELECT 1 AS a", "-o", "csv", "--to", str(file))
+    assert (done.exit_code, done.stderr, list(tmp_path.iterdir())) == (130, "interrupted\n", [])
 
 
 def test_a_stop_forgets_the_queries_that_have_ended() -> None:
