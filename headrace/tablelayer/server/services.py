@@ -159,7 +159,8 @@ OPEN_STORES_CONFIG = ConfigKey(
     str(Limits().stores_open_max),
     "Maximum number of key-value stores of primary-key tables that are open at a time. Each one takes about seven "
     "files and a quarter of a megabyte, more while much is written to it. The least recently used ones are closed "
-    "first, and opened again when they are used. "
+    "first, and opened again when they are used. At first at most 500 are open; each one that is used again soon after "
+    "it was closed lets one more be open. "
     "Open stores use at most a quarter of the limit of open files, whatever this number is.",
     at_least(1),
 )

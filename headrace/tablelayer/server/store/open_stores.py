@@ -5,6 +5,9 @@ stores that were not used for some minutes, are closed after a flush, and opened
 counts the uses that are in progress: a store is never closed under a reader, a writer, a snapshot or a checkpoint. Its
 offsets and counters stay in memory (`kv.KeyValueStore`), so that metrics, retention and descriptions do not open it.
 
+At first only `STORES_AT_FIRST` may be open: thousands of stores that are used once would take memory for nothing. Each
+store that is used again soon after it was closed for want of room lets one more be open.
+
 Any thread may call everything here. Locks are taken in this order: `_changing` of one store, `_one_at_a_time`, the
 others; a second store's `_changing` is only tried.
 """
@@ -29,6 +32,8 @@ FILES_OF_STORE: Final = 6
 """Files of an open store without its sorted tables: LOG, LOCK, MANIFEST, a write-ahead log, and its folder twice."""
 FILES_MIN: Final = FILES_OF_STORE + 1
 """Files of an open store with one sorted table."""
+STORES_AT_FIRST: Final = 500
+"""Number of stores that may be open without need for more: 3,500 files and 125 MB."""
 _CLOSED_TOGETHER: Final = 64
 """Maximum number of idle stores that one call closes: some hundred milliseconds of a thread."""
 _TRIMMED_FROM: Final = 16
@@ -41,6 +46,10 @@ class OpenStores:
     def __init__(self, clock: Clock, files_max: int, stores_max: int) -> None:
         self.files_max = files_max
         self.stores_max = stores_max
+        self._allowed = min(STORES_AT_FIRST, stores_max)
+        """Number of stores that may be open now."""
+        self._missed: dict[StoreFiles, None] = {}
+        """The stores that would still be open if `stores_max` were allowed, oldest first."""
         self.reopened = 0
         """Number of times that a closed store was opened again."""
         self.one_at_a_time = threading.Lock()
@@ -87,10 +96,31 @@ class OpenStores:
         """
         closed = False
         for store in list(self._open):
-            if len(self._open) < self.stores_max and self._files + files <= self.files_max:
+            if len(self._open) < self._allowed and self._files + files <= self.files_max:
                 break
-            closed |= store.close_unused()
+            if store.close_unused():
+                closed = True
+                self._miss(store)
         return closed
+
+    def _miss(self, store: StoreFiles) -> None:
+        with self._lock:
+            self._missed[store] = None
+            while len(self._missed) > self.stores_max - self._allowed:
+                del self._missed[next(iter(self._missed))]
+
+    def opened_again(self, store: StoreFiles) -> None:
+        """Note that a store that was closed is in use again."""
+        with self._lock:
+            self.reopened += 1
+            if store in self._missed:
+                del self._missed[store]
+                self._allowed = min(self.stores_max, self._allowed + 1)
+
+    def ended(self, store: StoreFiles) -> None:
+        """Forget a store that is never used again."""
+        with self._lock:
+            self._missed.pop(store, None)
 
     def close_one(self) -> bool:
         """Close the least recently used store that can be closed. Return False if there is none."""
@@ -103,6 +133,10 @@ class OpenStores:
             idle = [store for store in self._open if self._used_at[store] <= before]
         closed = sum(store.close_unused() for store in idle[:_CLOSED_TOGETHER])
         self._closed_since_trim += closed
+        with self._lock:
+            if len(self._open) < STORES_AT_FIRST:
+                self._allowed = min(STORES_AT_FIRST, self.stores_max)
+                self._missed.clear()
         if len(idle) <= _CLOSED_TOGETHER and self._closed_since_trim >= _TRIMMED_FROM:
             self._closed_since_trim = 0
             malloc.give_back()
@@ -200,7 +234,7 @@ class StoreFiles:
                     raise
                 database = self._opened()
             self._database = database
-            self._stores.reopened += 1
+        self._stores.opened_again(self)
         self.count()
 
     def _opened(self) -> Any:
@@ -232,6 +266,7 @@ class StoreFiles:
         with self._changing:
             self._ended = True
             self._close(unless_used=False)
+        self._stores.ended(self)
 
     def _close(self, *, unless_used: bool) -> bool:
         with self._lock:

@@ -13,6 +13,7 @@ import pytest
 from headrace.tablelayer.model.types.sizes import RowCost
 from headrace.tablelayer.server.bucket.tasks import Kind
 from headrace.tablelayer.server.limits import Limits
+from headrace.tablelayer.server.store import open_stores
 from headrace.tablelayer.server.store.errors import DamagedStoreError
 from headrace.tablelayer.server.store.kv import NOTE, KeyValueStore
 from headrace.tablelayer.server.store.layout import KeyRange
@@ -102,6 +103,38 @@ def test_a_store_in_use_is_not_closed(tmp_path: Path) -> None:
     dropped = store.snapshot()
     del dropped
     assert store.close_unused()
+
+
+def test_only_stores_that_are_used_again_let_more_than_a_few_be_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_stores, "STORES_AT_FIRST", 3)
+    memory = limited(6)
+    stores = [written(tmp_path / str(number), memory) for number in range(12)]
+    for store in stores:
+        store.close_unused()
+    for store in stores:  # once each, however many
+        assert store.get(KEYS) == [b"v", b"v"]
+    assert memory.stores.count == 3
+    for _ in range(4):
+        for store in stores[:5]:
+            store.get(KEYS)
+    assert memory.stores.count == 5
+    reopened = memory.stores.reopened
+    for store in stores[:5]:
+        store.get(KEYS)
+    assert memory.stores.reopened == reopened
+    for _ in range(4):
+        for store in stores[:8]:
+            store.get(KEYS)
+    assert memory.stores.count == 6  # not more than allowed
+    assert memory.stores.close_idle(-1.0) == 6
+    for store in stores:
+        store.get(KEYS)
+    assert memory.stores.count == 3
+    for store in stores:
+        store.close()
+    assert not memory.stores._missed
 
 
 def test_only_stores_that_were_not_used_for_a_time_are_idle(tmp_path: Path) -> None:
