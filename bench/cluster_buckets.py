@@ -1,7 +1,8 @@
 """The cost of many primary-key buckets in a cluster: memory and files of a broker, and the death of one.
 
 Each table has four buckets, three replicas and ten rows a bucket. A broker is killed, and one key of each bucket that
-it led is looked up at the new leader, which has to open the store for that.
+it led is looked up at the new leader, which has to open the store for that. At the end one broker leads all buckets,
+and is killed.
 """
 
 from __future__ import annotations
@@ -91,6 +92,32 @@ def many_buckets(cluster: Cluster, count: int, *, quick: bool) -> Iterator[tuple
     cluster.wait_in_sync(topics)
     yield f"{what}: restart of the broker until in sync, s", time.monotonic() - began, None
     yield from _size(cluster, f"{what}: after the restart")
+
+    _lead_all(cluster, victim, topics)
+    everywhere = set(cluster.partitions(*topics))
+    killed = time.monotonic()
+    cluster.stop_node(victim, kill=True)
+    wait_until(lambda: _are_led(cluster, everywhere), f"{len(everywhere)} buckets are led elsewhere")
+    yield (
+        f"{what}: {len(everywhere)} led elsewhere after kill -9 of their leader and controller, s",
+        time.monotonic() - killed,
+        Goal(value_max=5),
+    )
+    yield from _size(cluster, f"{what}: after this kill")
+
+
+def _lead_all(cluster: Cluster, node: int, topics: dict[str, int]) -> None:
+    """Have one broker lead all buckets, as after a stop of all others; they are started again."""
+    others = cluster.other_nodes([node])
+    for other in others:
+        cluster.stop_node(other)
+    wait_until(
+        lambda: all(each.leader_id == node for each in cluster.partitions(*topics).values()),
+        f"broker {node} leads all buckets",
+    )
+    with ThreadPoolExecutor(len(others)) as threads:  # each waits until it knows all
+        list(threads.map(cluster.start_node, others))
+    cluster.wait_in_sync(topics)
 
 
 def _rows() -> pa.Table:

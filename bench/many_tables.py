@@ -29,6 +29,8 @@ _LOOKUPS = 200
 _BUSY_SECONDS = 200.0
 """Long enough for the server to close what is idle."""
 _IDLE_SECONDS = 20.0
+_REST_SECONDS = 150.0
+"""Long enough to close what the load used, and to flush the logs (each minute)."""
 _RESTART_SECONDS_MAX = 600.0
 
 Figures = dict[str, list[float]]
@@ -63,6 +65,13 @@ def _idle_cpu(server: Server) -> float:
     before, began = server.cpu_seconds(), time.perf_counter()
     time.sleep(_IDLE_SECONDS)
     return 100 * (server.cpu_seconds() - before) / (time.perf_counter() - began)
+
+
+def _rest(figures: Figures, server: Server) -> None:
+    """Measure the server when it has closed and flushed everything."""
+    time.sleep(_REST_SECONDS)
+    figures["idle CPU, %"].append(_idle_cpu(server))
+    _size(figures, server, "when idle")
 
 
 def _size(figures: Figures, server: Server, when: str) -> None:
@@ -117,7 +126,8 @@ def measure_keyed(folder: Path, tables: int, figures: Figures) -> None:
             )
             figures["first lookup of an idle bucket, p50, ms"].append(percentile(lookups, 0.5))
             figures["first lookup of an idle bucket, p99, ms"].append(percentile(lookups, 0.99))
-        figures["idle CPU, %"].append(_idle_cpu(server))
+        figures["idle CPU soon after the load, %"].append(_idle_cpu(server))
+        _rest(figures, server)
         for kill, what in ((False, "a stop"), (True, "kill -9")):
             stopped = server.stop(kill=kill)
             if not kill:
@@ -137,7 +147,7 @@ def measure_plain(folder: Path, topics: int, figures: Figures) -> None:
             workloads.create_topic(server, f"plain{number}", PARTITIONS)
             raw.write_to_all(server, f"plain{number}", PARTITIONS)
         _size(figures, server, "with one record a partition")
-        figures["idle CPU, %"].append(_idle_cpu(server))
+        _rest(figures, server)
         for kill, what in ((False, "a stop"), (True, "kill -9")):
             server.stop(kill=kill)
             server = start_headrace(folder)
