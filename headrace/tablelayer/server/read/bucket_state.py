@@ -165,11 +165,16 @@ def first_rows_in_memory(
     """
     if not stored_message.is_loaded():
         return None
-    values, cost = store.first_in_memory(limit), wanted.schema.row_cost
-    if values is None or len(values) * cost.width + cost.expansion * sum(map(len, values)) > bytes_max:
-        return None
-    rows = stored_message.message_of(values, wanted.schema, wanted.columns)
-    return None if rows is None else LimitedRows(rows)
+    schema, columns, cost = wanted.schema, wanted.columns, wanted.schema.row_cost
+
+    def encode(values: list[bytes]) -> LimitedRows | None:
+        if len(values) * cost.width + cost.expansion * sum(map(len, values)) > bytes_max:
+            return None
+        rows = stored_message.message_of(values, schema, columns)
+        return None if rows is None else LimitedRows(rows)
+
+    form = schema.schema_id, None if columns is None else tuple(columns), bytes_max
+    return store.first_in_memory(limit, form, encode)
 
 
 async def first_matching_rows(bucket: KeyBucket, limit: int, wanted: Wanted, room: Room) -> LimitedRows:

@@ -1,29 +1,33 @@
 """The first rows of a store, kept from one limit scan to the next until a write changes them.
 
 RocksDB's iterators may wait for a disk, and this cannot be known beforehand, so the event loop must not use them. The
-kept rows are always those that the store has now. A reader keeps only rows that it read while no write was running and
-none has begun since (`begin`, `remember`). A write removes kept rows in its key range before it changes anything
-(`writing`). The number of stores with kept rows, and their bytes, are limited per process; the oldest are removed
-first. Thread-safe.
+kept rows are always those that the store has now, and so is the last answer that was made of them. A reader keeps only
+rows that it read while no write was running and none has begun since (`begin`, `remember`). A write removes kept rows
+in its key range before it changes anything (`writing`). The number of stores with kept rows, and their bytes, are
+limited per process; the oldest are removed first. Thread-safe.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, TypeVar, cast
 
 import msgspec
+
+Answer = TypeVar("Answer")
 
 FIRST_ROWS_BYTES_MAX: Final = 64 << 10
 """Maximum size per store. More rows are read, and encoded, in a thread."""
 _STORES_MAX: Final = 256
 
 
-class _Found(msgspec.Struct, frozen=True):
+class _Found(msgspec.Struct):
     values: list[bytes]
     last: bytes | None
+    answer: tuple[object, object] | None = None
+    """The last answer that was made of the rows, behind what was asked for."""
 
 
 class Remembered:
@@ -51,6 +55,22 @@ class FirstRows:
         if found is None or (len(found.values) < count and found.last is not None):
             return None
         return found.values[:count]
+
+    def answer(
+        self, count: int, form: tuple[object, ...], encode: Callable[[list[bytes]], Answer | None]
+    ) -> Answer | None:
+        """Return what `encode` makes of at most `count` first rows, in this form; None if the store must be read.
+
+        `encode` is not called for the same form again, unless it returned None or a write has reached the rows.
+        """
+        found, asked = self._found, (count, form)
+        if found is not None and found.answer is not None and found.answer[0] == asked:
+            return cast(Answer, found.answer[1])
+        values = self.values(count)
+        made = None if values is None else encode(values)
+        if found is not None and found is self._found and made is not None:
+            found.answer = asked, made
+        return made
 
     def begin(self) -> int | None:
         """Return the argument for `remember`, before rows are read; None if they must not be kept."""

@@ -46,7 +46,7 @@ from headrace.tablelayer.server.store.errors import (
     StoreInUseError,
     raise_passing,
 )
-from headrace.tablelayer.server.store.first_rows import FirstRows
+from headrace.tablelayer.server.store.first_rows import Answer, FirstRows
 from headrace.tablelayer.server.store.layout import META, META_KEY, META_VERSION, ROW_PREFIX, decode_meta
 from headrace.tablelayer.server.store.open_stores import StoreFiles
 from headrace.tablelayer.server.store.prefix_tables import rows_by_prefix
@@ -469,9 +469,13 @@ class KeyValueStore:
             self._first_rows.remember(begun, values, last)
         return values
 
-    def first_in_memory(self, count: int) -> list[bytes] | None:
-        """Return the values of at most `count` first rows in key order if they are kept, else None."""
-        return self._first_rows.values(count) if self.is_made else []
+    def first_in_memory(
+        self, count: int, form: tuple[object, ...], encode: Callable[[list[bytes]], Answer | None]
+    ) -> Answer | None:
+        """Return `encode`'s answer for the values of at most `count` first rows in key order; None if they are not
+        kept. See `FirstRows.answer` for `form`.
+        """
+        return self._first_rows.answer(count, form, encode) if self.is_made else encode([])
 
     def keys_from(self, first: bytes, last: bytes, count: int) -> list[bytes]:
         """Return at most `count` keys between two keys, in order."""

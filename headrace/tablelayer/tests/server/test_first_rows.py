@@ -43,17 +43,17 @@ def test_remembered_first_rows_equal_the_store_after_any_write(tmp_path: Path) -
             if value is not None:
                 rows[each] = value
         expected = [rows[each] for each in sorted(rows)]
-        found = store.first_in_memory(count := rng.randrange(1, 20))
+        found = store.first_in_memory(count := rng.randrange(1, 20), (), list)
         assert found is None or found == expected[:count]
         remembered += found is not None
         if rng.random() < 0.5:
             count = rng.choice((1, 10, 500))
             room = Room(1 << 20, RowCost(1, 1))
             assert store.values_while(ROW_PREFIX, count, room) == expected[:count]
-            assert store.first_in_memory(count) == expected[:count]
+            assert store.first_in_memory(count, (), list) == expected[:count]
     assert remembered
     store.close()
-    assert store.first_in_memory(1) is None
+    assert store.first_in_memory(1, (), list) is None
 
 
 def test_first_rows_read_during_a_write_are_not_remembered() -> None:
@@ -93,11 +93,12 @@ def test_remembered_first_rows_are_bounded() -> None:
     assert stores[1].values(2) is None
 
 
-async def first_ids(table: Table, limit: int) -> list[Any]:
-    request = m.LimitScanRequest(table_id=table.table_id, limit=limit, buckets=[0])
+async def first_ids(table: Table, limit: int, names: list[str] | None = None) -> list[Any]:
+    columns = None if names is None else [table.definition.schema.column(name).id for name in names]
+    request = m.LimitScanRequest(table_id=table.table_id, limit=limit, columns=columns, buckets=[0])
     answer = (await table.broker.send(request)).buckets[0]
     assert (answer.error_code, answer.has_more) == (0, False)
-    return [tuple(row.values()) for row in table.rows(answer.rows)]
+    return [tuple(row.values()) for row in table.rows(answer.rows, names)]
 
 
 async def test_a_limit_scan_asks_the_store_once_until_its_rows_change(
@@ -118,6 +119,9 @@ async def test_a_limit_scan_asks_the_store_once_until_its_rows_change(
         for limit in (5, 5, 3):
             assert await first_ids(table, limit) == [(n, f"{n}") for n in range(1, limit + 1)]
         assert len(asked) == 1
+        for names in (["n"], ["id"], ["n"]):
+            expected = [(1,), (2,)] if names == ["id"] else [("1",), ("2",)]
+            assert await first_ids(table, 2, names) == expected
         await table.put(("+", {"id": 17, "n": "behind"}))
         await first_ids(table, 5)
         assert len(asked) == 1
