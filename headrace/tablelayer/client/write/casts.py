@@ -113,8 +113,16 @@ def _with_all_digits(array: Any, target: pa.DataType) -> Any:
     except pa.ArrowInvalid as error:
         if "would lose data" not in str(error):
             raise
-        fraction = "." + "0" * _DIGITS[array.type.unit]
+        fraction = "." + "1" * (6 if _is_of_microseconds(array) else _DIGITS[array.type.unit])
         raise pa.ArrowInvalid(f"it has {more_digits(from_arrow(target), fraction)}") from None
+
+
+def _is_of_microseconds(array: Any) -> bool:
+    """Return whether nanoseconds, which pandas keeps by default, are whole microseconds."""
+    if array.type.unit != "ns":
+        return False
+    numbers = array.cast(pa.int64())
+    return bool(pc.all(pc.equal(pc.multiply(pc.divide(numbers, 1000), 1000), numbers)).as_py())
 
 
 def first_unfit(array: Any, target: pa.DataType) -> int | None:

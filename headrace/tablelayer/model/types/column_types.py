@@ -363,8 +363,9 @@ def from_arrow(arrow_type: pa.DataType) -> DataType:
 
 def more_digits(data_type: DataType, value: str) -> str:
     """Return what is wrong with a value that has more digits of a second than the type, and the remedy."""
-    fraction = value.rpartition(".")[2]
-    digits = 6 if data_type.precision < 6 and sum(map(str.isdigit, fraction)) <= 6 else 9
+    fraction = re.match(r"\d*", value.rpartition(".")[2])
+    needed = 0 if fraction is None else len(fraction[0].rstrip("0"))
+    digits = 6 if data_type.precision < 6 and needed <= 6 else 9
     wider = f"declare the column {data_type.kind.value}({digits}), or " if data_type.precision < 9 else ""
     return f"more digits of a second than {data_type} keeps: {wider}cut the value"
 

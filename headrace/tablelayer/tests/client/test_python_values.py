@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.tablelayer.client.errors import DataError
+from headrace.tablelayer.client.write import casts
 from headrace.tablelayer.client.write.conform import conform
 from headrace.tablelayer.model.json.python_values import python_rows, python_values
 from headrace.tablelayer.model.schema.schema import Column
@@ -238,6 +239,16 @@ def test_a_time_with_more_digits_than_the_column_is_refused_with_the_remedy(valu
         f"(it has more digits of a second than {type_text} keeps: declare the column {remedy}, or cut the value)"
     )
     assert array([value], remedy)[0].is_valid
+
+
+@pytest.mark.parametrize(("text", "digits"), [("00:00:00.123456", 6), ("00:00:00.123456789", 9)])
+def test_the_remedy_for_a_dataframe_is_the_type_that_its_values_need(text, digits):
+    """A DataFrame of pandas has nanoseconds, whatever its values need."""
+    frame = pd.DataFrame({"at": [pd.Timestamp(f"2024-09-19 {text}").as_unit("ns"), None]})
+    given = pa.RecordBatch.from_pandas(frame).column("at")
+    assert given.type == pa.timestamp("ns")
+    with pytest.raises(pa.ArrowInvalid, match=rf"declare the column TIMESTAMP\({digits}\)"):
+        casts.convert(given, pa.timestamp("ms"))
 
 
 def test_integers_are_milliseconds_in_columns_of_instants():
