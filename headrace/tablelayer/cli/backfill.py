@@ -14,7 +14,7 @@ import typer
 
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.tablelayer.cli.errors import CommandError
-from headrace.tablelayer.client import Connection, KafkaRecord, OutgoingRecord
+from headrace.tablelayer.client import ClientError, Connection, KafkaRecord, OutgoingRecord
 from headrace.tablelayer.client.admin.produce import BATCH_BYTES, partition_of
 from headrace.tablelayer.client.progress import progress_text
 
@@ -57,6 +57,13 @@ def backfill(
                 shown = perf_counter()
                 sys.stderr.write(f"\r\x1b[K{progress_text(copied.written, shown - began, 'copied')}")
                 sys.stderr.flush()
+    except (ClientError, KafkaError) as error:
+        error.add_note(f"{copied.written} records of {topic} were copied before")
+        raise
+    except KeyboardInterrupt:
+        line = "\r\x1b[K" if shown else ""
+        typer.echo(f"{line}{copied.written} records of {topic} copied", err=True)
+        raise
     finally:
         if shown:
             sys.stderr.write("\r\x1b[K")

@@ -22,6 +22,8 @@ from headrace.tablelayer.client.security.settings import environment
 
 #: Long enough for a server that is being restarted.
 PATIENCE_MS = 20_000
+#: For a command that copies many rows: a server that is very busy, or away for some minutes, does not end it halfway.
+COPYING_PATIENCE_MS = 600_000
 
 
 def settings_of(server: str) -> ConnectionSettings:
@@ -30,14 +32,14 @@ def settings_of(server: str) -> ConnectionSettings:
 
 
 @contextmanager
-def open_connection(server: str) -> Iterator[Connection]:
-    """Connect to `server`.
+def open_connection(server: str, patience_ms: int = PATIENCE_MS) -> Iterator[Connection]:
+    """Connect to `server`. Each call of the connection may take `patience_ms`, with all of its attempts.
 
     Raises ConnectionFailed at once if no server answers, AuthenticationFailed if one side rejects the other. Errors
     about a missing table, topic, group or database get a note with the nearest existing name.
     """
     loaded()
-    config = ClientConfig(client_id="headrace-cli", delivery_timeout_ms=PATIENCE_MS)
+    config = ClientConfig(client_id="headrace-cli", delivery_timeout_ms=patience_ms)
     with connect(settings_of(server), config) as connection:
         try:
             yield connection

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from headrace.tablelayer.cli.connect import open_connection
+from headrace.tablelayer.cli.connect import COPYING_PATIENCE_MS, open_connection
 from headrace.tablelayer.cli.errors import CommandError
 from headrace.tablelayer.cli.options import SqlFormat
 from headrace.tablelayer.cli.shell import run_sql
@@ -50,4 +50,12 @@ def load_file(
         return
     if not exists:
         statements.append(f"SHOW CREATE TABLE {table}")
-    run_sql(server, path.database, execute=";\n".join(statements), file=None, output=SqlFormat.TABLE)
+    text = ";\n".join(statements)
+    run_sql(
+        server,
+        path.database,
+        execute=text,
+        file=None,
+        output=SqlFormat.TABLE,
+        patience_ms=COPYING_PATIENCE_MS,
+    )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from headrace.tablelayer.cli.connect import open_connection
+from headrace.tablelayer.cli.connect import PATIENCE_MS, open_connection
 from headrace.tablelayer.cli.describe import describe_definition
 from headrace.tablelayer.cli.errors import CommandError
 from headrace.tablelayer.cli.interrupting import InterruptedWorkError, interruptible
@@ -31,13 +31,14 @@ def run_sql(
     file: Path | None,
     output: SqlFormat,
     to: Path | None = None,
+    patience_ms: int = PATIENCE_MS,
 ) -> None:
     """Run the given statements, or those of standard input; with a prompt if that is a terminal.
 
     `to` is a file for the rows. It is written under another name and renamed at the end, so that it never has half of
     the result.
     """
-    with open_connection(server) as connection:
+    with open_connection(server, patience_ms) as connection:
         session = Session(connection, database)
         if execute is not None:
             text = execute

@@ -140,7 +140,7 @@ def create(
       headrace tables create shop.orders --from-topic orders --primary-key id --backfill
       headrace tables create --from-topics 'cdc.shop.*' --backfill
     """
-    from headrace.tablelayer.cli.connect import open_connection
+    from headrace.tablelayer.cli.connect import COPYING_PATIENCE_MS, PATIENCE_MS, open_connection
     from headrace.tablelayer.cli.inspect import table_for_topic, tables_for_topics
     from headrace.tablelayer.model.ddl import create_table_sql
 
@@ -157,7 +157,7 @@ def create(
     if skip_refused and not (fills or follow):
         raise CommandError("--skip-refused is for --backfill and --follow")
     options, key = named_values(sets or []), _columns(primary_key) or ()
-    with open_connection(server) as connection:
+    with open_connection(server, COPYING_PATIENCE_MS if fills or follow else PATIENCE_MS) as connection:
         if from_topic is not None:
             found = {from_topic: table_for_topic(connection, name or "", from_topic, key, buckets, options)}
         else:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 from typer.testing import Result
 
+from headrace.tablelayer.cli import backfill as backfilling
 from headrace.tablelayer.cli.backfill import backfill
+from headrace.tablelayer.cli.connect import COPYING_PATIENCE_MS
 from headrace.tablelayer.cli.errors import CommandError
-from headrace.tablelayer.client import connect
+from headrace.tablelayer.client import RequestTimeout, connect
 
 
 def field(name: str, kind: str, meaning: str | None = None, **more: Any) -> dict[str, Any]:
@@ -184,6 +187,52 @@ def test_a_record_that_does_not_fit_ends_the_copy_or_is_counted(
         assert connection.table("default.strict").count() == 21
     refused = headrace("tables", "create", "default.s", "--from-topic", "unfit", "--skip-refused")
     assert refused.stderr == "--skip-refused is for --backfill and --follow\n"
+
+
+class Losing:
+    """The administration of topics, whose server is lost after one batch."""
+
+    def __init__(self, kafka: Any, error: BaseException) -> None:
+        self._kafka, self._error, self._is_lost = kafka, error, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kafka, name)
+
+    def produce(self, *arguments: Any) -> None:
+        if self._is_lost:
+            raise self._error
+        self._kafka.produce(*arguments)
+        self._is_lost = True
+
+
+def test_a_copy_has_time_for_a_busy_server_and_tells_how_far_it_came(
+    server: str,
+    headrace: Callable[..., Result],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write(server, "lost", *(({"id": n}, {"id": n}) for n in range(5)))
+    seen = []
+
+    def copied(connection: Any, *_: Any, **__: Any) -> backfilling.Copied:
+        seen.append(connection.config.delivery_timeout_ms)
+        return backfilling.Copied()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(backfilling, "backfill", copied)
+        words = ("tables", "create", "default.lost_t", "--from-topic", "lost", "--backfill")
+        assert headrace(*words).exit_code == 0
+    assert seen == [COPYING_PATIENCE_MS]
+    monkeypatch.setattr(backfilling, "_BATCH_RECORDS", 2)
+    with connect(server) as connection:
+        late = RequestTimeout("no answer")
+        with pytest.raises(RequestTimeout) as lost:
+            backfill(SimpleNamespace(kafka=Losing(connection.kafka, late)), "lost", "default.lost_t")
+        assert lost.value.__notes__ == ["2 records of lost were copied before"]
+        with pytest.raises(KeyboardInterrupt):
+            ended = Losing(connection.kafka, KeyboardInterrupt())
+            backfill(SimpleNamespace(kafka=ended), "lost", "default.lost_t")
+    assert capsys.readouterr().err == "2 records of lost copied\n"
 
 
 def test_a_topic_that_shall_become_a_table_in_place_is_copied_instead(
