@@ -265,7 +265,11 @@ def connect(
     of the environment. Raises ConnectionFailed at once if no server answers, AuthenticationFailed if a server refuses
     the credentials or is not trusted.
     """
-    return Connection(bootstrap, config, properties)
+    try:
+        return Connection(bootstrap, config, properties)
+    except EXPECTED as error:
+        error.__traceback__ = None
+        raise
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,7 +163,11 @@ def waits(
     def blocking(self: Any, /, *args: P.args, **named: P.kwargs) -> T:
         coroutine: Coroutine[Any, Any, T] = getattr(self._inner, name)(*args, **named)
         loop: LoopThread = self._loop
-        return loop.run(coroutine, rows_of(args[0]) if name in _WRITES and args else None)
+        try:
+            return loop.run(coroutine, rows_of(args[0]) if name in _WRITES and args else None)
+        except EXPECTED as error:
+            error.__traceback__ = None
+            raise
 
     return blocking
 

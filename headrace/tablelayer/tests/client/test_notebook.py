@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+import traceback
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from headrace.tablelayer.client import progress
+from headrace.tablelayer.client import ClientError, DataError, connect, progress
 from headrace.tablelayer.client.blocking import waiting
 from headrace.tablelayer.client.blocking.waiting import LoopThread, waits
 from headrace.tablelayer.client.progress import watched
@@ -67,6 +68,9 @@ class Work:
         await asyncio.sleep(seconds)
         return "all"
 
+    async def lookup(self) -> None:
+        raise DataError("column 'k' is missing")
+
     def counts(self) -> tuple[int, int]:
         return self.written, self.read
 
@@ -74,6 +78,7 @@ class Work:
 class Blocking(waiting.Waiting):
     upsert = waits(Work.upsert)
     to_arrow = waits(Work.to_arrow)
+    lookup = waits(Work.lookup)
 
 
 @pytest.fixture
@@ -97,6 +102,16 @@ def test_a_write_shows_the_part_that_is_written_and_a_read_its_rows(screen: Scre
     del screen.shown[:]
     assert table.to_arrow(0.1) == "all"
     assert screen.shown[0]["text/html"].startswith("<progress></progress> 1,000 rows read, ")
+
+
+def test_the_traceback_of_an_expected_error_has_no_frame_of_the_client(table: Any) -> None:
+    """A notebook shows ten lines of code for each of them."""
+    for call in (table.lookup, lambda: connect("127.0.0.1:1")):
+        with pytest.raises(ClientError) as caught:
+            call()
+        frames = traceback.extract_tb(caught.value.__traceback__)
+        assert {each.filename for each in frames} == {__file__}
+        assert caught.value.__context__ is None or caught.value.__suppress_context__
 
 
 def test_short_calls_other_threads_and_other_programs_show_nothing(
