@@ -77,7 +77,7 @@ def many_buckets(cluster: Cluster, count: int, *, quick: bool) -> Iterator[tuple
     missing = {place for place, found in cluster.partitions(*topics).items() if found.leader_id == victim}
     killed = time.monotonic()
     cluster.stop_node(victim, kill=True)
-    wait_until(lambda: _are_led(cluster, missing), f"{len(missing)} buckets are led elsewhere")
+    _wait_led(cluster, missing)
     yield (
         f"{what}: {len(missing)} led elsewhere after kill -9, s",
         time.monotonic() - killed,
@@ -97,7 +97,7 @@ def many_buckets(cluster: Cluster, count: int, *, quick: bool) -> Iterator[tuple
     everywhere = set(cluster.partitions(*topics))
     killed = time.monotonic()
     cluster.stop_node(victim, kill=True)
-    wait_until(lambda: _are_led(cluster, everywhere), f"{len(everywhere)} buckets are led elsewhere")
+    _wait_led(cluster, everywhere)
     yield (
         f"{what}: {len(everywhere)} led elsewhere after kill -9 of their leader and controller, s",
         time.monotonic() - killed,
@@ -142,9 +142,16 @@ def _key_of_bucket(definition: StoredTable, rows: pa.Table) -> dict[int, bytes]:
     return {bucket: bytes(encode_ipc(keys.slice(buckets.index(bucket), 1))) for bucket in set(buckets)}
 
 
-def _are_led(cluster: Cluster, places: set[Place]) -> bool:
-    found = cluster.partitions(*{topic for topic, _ in places})
-    return all(place in found and found[place].leader_id in cluster.nodes for place in places)
+def _wait_led(cluster: Cluster, places: set[Place]) -> None:
+    """Wait until running brokers lead these buckets. An answer about thousands takes a broker's time, too."""
+    missing = set(places)
+
+    def are_led() -> bool:
+        found = cluster.partitions(*{topic for topic, _ in missing})
+        missing.difference_update(place for place, each in found.items() if each.leader_id in cluster.nodes)
+        return not missing
+
+    wait_until(are_led, f"{len(places)} buckets are led elsewhere", pause_seconds=0.25)
 
 
 def _look_up(

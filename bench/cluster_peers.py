@@ -53,13 +53,15 @@ _CREATE_VERSION: Final = 5
 Response = TypeVar("Response", bound=ApiMessage)
 
 
-def wait_until(holds: Callable[[], bool], what: str, seconds: float = DEADLINE_SECONDS) -> None:
+def wait_until(
+    holds: Callable[[], bool], what: str, seconds: float = DEADLINE_SECONDS, *, pause_seconds: float = 0.05
+) -> None:
     """Wait for a condition. Raise RuntimeError if it does not hold in time."""
     deadline = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > deadline:
             raise RuntimeError(f"not within {seconds:.0f} s: {what}")
-        time.sleep(0.05)
+        time.sleep(pause_seconds)
 
 
 class Cluster:
