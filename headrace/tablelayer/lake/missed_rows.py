@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from uuid import UUID
 
@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.tablelayer.client.blocking.borrowed import BorrowedConnection
-from headrace.tablelayer.lake.adapter import LakeError, LogCutError
+from headrace.tablelayer.lake.adapter import LakeError, LakeState, LogCutError
 from headrace.tablelayer.lake.catalogs import tiered_table
 from headrace.tablelayer.lake.reader import LakeReader, Piece
 from headrace.tablelayer.model.filters.conditions import Predicate, expression_of
@@ -53,7 +53,7 @@ class PlacedRows:
 
         The time is -1 if it is not known.
         """
-        times = pc.fill_null(self.timestamps.cast(pa.int64()), -1000).to_numpy() // 1000
+        times = _numbers(self.timestamps) // 1000
         edges = [0, *(np.flatnonzero(np.diff(times)) + 1).tolist(), len(times)]
         for first, end in itertools.pairwise(edges):
             batch = self.batch.slice(first, end - first)
@@ -72,6 +72,8 @@ class MissedRows:
     """The offsets at which the log goes on, by bucket."""
     partition: str | None
     lake: LakeReader = field(repr=False)
+    after: Mapping[int, int] = field(default_factory=dict)
+    """The last times of earlier partitions of the name by bucket, in microseconds; their rows are left out."""
 
     def pieces(self) -> list[Piece]:
         """Return the pieces of the snapshot that may have such rows."""
@@ -93,6 +95,8 @@ class MissedRows:
             place, at, times = buckets.to_numpy(), offsets.to_numpy(), here.column(_TIMESTAMP)
             for bucket, (first, end) in self.ranges.items():
                 mask = (place == bucket) & (at >= first) & (at < end)
+                if bucket in self.after:
+                    mask &= _numbers(times) > self.after[bucket]
                 if mask.any():
                     kept = pa.array(mask)
                     rows = here.select(list(columns)).filter(kept)
@@ -180,45 +184,107 @@ def missed_rows(
         ranges = {bucket: (first, log_starts[bucket]) for bucket, first in starts.items()}
         ranges = {bucket: each for bucket, each in ranges.items() if each[0] < each[1]}
         rows = MissedRows(shape, state.head, ranges, log_starts, path.partition, lake)
-        _check_one_partition(rows)
-        return rows
+        before = None if path.partition is None else _states_of(lake, state.head, places.values())[1]
+        return _of_one_partition(rows, before)
     raise LogCutError(f"the log of {path} begins after the end of the lake's last round")
 
 
 def expired_rows(
     connection: Any,
     path: TablePath,
+    partition_id: UUID,
     starts: Mapping[int, int],
     ends: Mapping[int, int] | None = None,
     later: UUID | None = None,
 ) -> MissedRows:
-    """Plan and pin the rows of a partition that has expired, from `starts` to `ends` by bucket, or to its end.
+    """Plan and pin the rows of an expired partition by its table id, from `starts` to `ends` by bucket, or to its end.
 
-    There are none if a client dropped the partition. `later` is the table id of a partition that has been made again
-    under the same name. Raises LakeError: the lake does not have these rows, or rows of both at these offsets.
+    They are read from the newest snapshot with its offsets, which has no rows of a later partition of the name. If the
+    lake's history does not reach back there, they are read from the head. `later` is the table id of the present
+    partition of the name. There are no rows if a client dropped the partition. Raises LakeError: the lake does not have
+    these rows, or rows of several partitions at these offsets.
     """
     assert path.partition is not None
     tiered = tiered_table(connection, str(path.whole), None)
     lake = tiered.catalog.reader(tiered.definition)
     state, shape = lake.state(tiered.known_snapshot), _placed(lake, path)
+    none = MissedRows(shape, state.head or 0, {}, dict(starts), path.partition, lake)
     if state.head is None or path.partition in tiered.dropped:
-        return MissedRows(shape, state.head or 0, {}, dict(starts), path.partition, lake)
+        return none
+    places = {bucket: PartitionBucket(path.partition, partition_id, bucket) for bucket in starts}
+    last, before = _states_of(lake, state.head, places.values())
+    if last is None or last.head is None:
+        ends = _ends_at_head(none, starts, ends, state, later)
+        rows = replace(none, ranges=_ranges(starts, ends))
+    else:
+        tiered_to = {bucket: last.offsets.get(place, 0) for bucket, place in places.items()}
+        rows = replace(none, head=last.head, ranges=_ranges(starts, tiered_to if ends is None else ends))
+        for bucket, (_, end) in rows.ranges.items():
+            if end > tiered_to[bucket]:
+                raise LakeError(
+                    f"the lake of {path.whole} has bucket {bucket} of partition {path.partition} only up to offset"
+                    f" {tiered_to[bucket]}"
+                )
+    rows = _of_one_partition(rows, before)
+    return rows if _has_first_of(rows, state.head) else none
+
+
+def _ranges(starts: Mapping[int, int], ends: Mapping[int, int]) -> Ranges:
+    return {bucket: (first, ends[bucket]) for bucket, first in starts.items() if first < ends[bucket]}
+
+
+def _states_of(
+    lake: LakeReader, head: int, places: Collection[Any]
+) -> tuple[LakeState | None, LakeState | None]:
+    """Return the newest state in the history of `head` that has one of these places, and the newest before all such.
+
+    They are None if the history begins later.
+    """
+    states = {each.head: each for each in lake.past_states()}
+    known = lake.snapshots()
+    parents = dict(zip(known["snapshot_id"].to_pylist(), known["parent_id"].to_pylist(), strict=True))
+    last, at = None, head
+    while at in parents:
+        if at in states:
+            has_place = not states[at].offsets.keys().isdisjoint(places)
+            if last is not None and not has_place:
+                return last, states[at]
+            last = last or (states[at] if has_place else None)
+        at = parents[at]
+    return last, None
+
+
+def _has_first_of(rows: MissedRows, head: int) -> bool:
+    """Return whether the head has one of these rows. It has none if a client dropped their partition."""
+    for each in rows.rows([_BUCKET]):
+        offset, time = int(each.offsets[0]), each.timestamps[0]
+        there = replace(rows, head=head, ranges={each.bucket: (offset, offset + 1)}).rows([_BUCKET])
+        return any(pc.any(pc.equal(found.timestamps, time)).as_py() for found in there)
+    return True
+
+
+def _ends_at_head(
+    none: MissedRows,
+    starts: Mapping[int, int],
+    ends: Mapping[int, int] | None,
+    state: LakeState,
+    later: UUID | None,
+) -> Mapping[int, int]:
+    """Return `ends`, or the ends of the rows that the head has. Raises LakeError if some may be of a `later` one."""
+    name = str(none.partition)
     for bucket, first in starts.items():
-        if later is not None and state.offsets.get(PartitionBucket(path.partition, later, bucket), 0) > first:
+        if later is not None and state.offsets.get(PartitionBucket(name, later, bucket), 0) > first:
             raise LakeError(
-                f"the lake of {path.whole} has rows of a later partition {path.partition} at the offsets from {first}"
-                f" of bucket {bucket} on"
+                f"the lake of {none.shape.path} has rows of a later partition {name} at the offsets from {first} of"
+                f" bucket {bucket} on, and its history does not reach back to the earlier one"
             )
-    if ends is None:
-        ends = dict(starts)
-        every = {bucket: (first, sys.maxsize) for bucket, first in starts.items()}
-        found = MissedRows(shape, state.head, every, {}, path.partition, lake)
-        for each in found.rows([_BUCKET]):
-            ends[each.bucket] = max(ends[each.bucket], int(each.offsets.max()) + 1)
-    ranges = {bucket: (first, ends[bucket]) for bucket, first in starts.items() if first < ends[bucket]}
-    rows = MissedRows(shape, state.head, ranges, ends, path.partition, lake)
-    _check_one_partition(rows)
-    return rows
+    if ends is not None:
+        return ends
+    found = dict(starts)
+    every = {bucket: (first, sys.maxsize) for bucket, first in starts.items()}
+    for each in replace(none, ranges=every).rows([_BUCKET]):
+        found[each.bucket] = max(found[each.bucket], int(each.offsets.max()) + 1)
+    return found
 
 
 def _placed(lake: LakeReader, path: TablePath) -> StoredTable:
@@ -231,20 +297,43 @@ def _placed(lake: LakeReader, path: TablePath) -> StoredTable:
     return shape
 
 
-def _check_one_partition(rows: MissedRows) -> None:
-    """Raise LakeError if an earlier partition of the same name, which expired, has rows at the same offsets."""
+def _of_one_partition(rows: MissedRows, before: LakeState | None) -> MissedRows:
+    """Return the rows without those of earlier partitions of the name, which the state `before` has.
+
+    Earlier partitions have earlier times. Raises LakeError if rows at the same offsets cannot be told apart by them.
+    """
     if rows.partition is None:
-        return
-    seen: dict[int, list[np.ndarray[Any, Any]]] = {}
-    for each in rows.rows([_BUCKET]):
-        seen.setdefault(each.bucket, []).append(each.offsets)
-    for bucket, found in seen.items():
-        offsets = np.concatenate(found)
-        if len(np.unique(offsets)) < len(offsets):
+        return rows
+    earlier = {} if before is None or before.head is None else _places(replace(rows, head=before.head))
+    after = {bucket: int(times.max()) for bucket, (_, times) in earlier.items()}
+    for bucket, (offsets, times) in _places(rows).items():
+        own = offsets[times > after[bucket]] if bucket in after else offsets
+        known = len(earlier[bucket][0]) if bucket in after else 0
+        if len(np.unique(own)) < len(own) or len(offsets) - len(own) not in (0, known):
             raise LakeError(
                 f"the lake of {rows.shape.path} has rows of an earlier partition {rows.partition} at the same offsets"
                 f" of bucket {bucket}"
             )
+    return replace(rows, after=after)
+
+
+def _places(rows: MissedRows) -> dict[int, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+    """Return the offsets and the times of rows by bucket."""
+    found: dict[int, list[PlacedRows]] = {}
+    for each in rows.rows([_BUCKET]):
+        found.setdefault(each.bucket, []).append(each)
+    return {
+        bucket: (
+            np.concatenate([each.offsets for each in parts]),
+            np.concatenate([_numbers(each.timestamps) for each in parts]),
+        )
+        for bucket, parts in found.items()
+    }
+
+
+def _numbers(times: pa.Array) -> np.ndarray[Any, Any]:
+    """Return times in microseconds; -1000 where they are not known."""
+    return np.asarray(pc.fill_null(times.cast(pa.int64()), -1000))
 
 
 def planned(cluster: Any, loop: Any, *arguments: Any) -> MissedRows:

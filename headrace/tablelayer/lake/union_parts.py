@@ -90,6 +90,7 @@ class MissedPart(InputPartition):
     def __init__(self, missed: MissedRows, pieces: Sequence[str]) -> None:
         super().__init__(None)
         self.head, self.ranges, self.partition = missed.head, dict(missed.ranges), missed.partition
+        self.after = dict(missed.after)
         self.pieces = pieces
 
 
@@ -99,19 +100,19 @@ def missed_parts(
     starts: Mapping[int, int],
     ends: Mapping[int, int] | None,
     *,
-    expired: bool = False,
+    expired: UUID | None = None,
     later: UUID | None = None,
 ) -> tuple[list[MissedPart], Mapping[int, int]]:
     """Plan the rows from `starts` to `ends` that the log of a table or partition does not have any more.
 
-    `expired`: the partition itself is gone; `later` is the table id of the present partition of its name. Return the
-    tasks, and where the log goes on. Raises LakeError.
+    `expired` is the table id of the partition if it is gone itself; `later` is that of the present partition of its
+    name. Return the tasks, and where the log goes on. Raises LakeError.
     """
     client = connection(options.bootstrap)
     missed = (
-        expired_rows(client, path, starts, ends, later)
-        if expired
-        else missed_rows(client, path, starts, ends)
+        missed_rows(client, path, starts, ends)
+        if expired is None
+        else expired_rows(client, path, expired, starts, ends, later)
     )
     groups = _grouped(missed.pieces(), options.min_partitions)
     return [MissedPart(missed, [each.key for each in group]) for group in groups], missed.log_starts
@@ -137,7 +138,7 @@ def read_part(read: TableRead, part: UnionPart | MissedPart) -> Iterator[pa.Reco
     tiered = tiered_table(client, str(read.definition.path), None)
     lake = tiered.catalog.reader(read.definition)
     if isinstance(part, MissedPart):
-        missed = MissedRows(lake.shape, part.head, part.ranges, {}, part.partition, lake)
+        missed = MissedRows(lake.shape, part.head, part.ranges, {}, part.partition, lake, part.after)
         for each in missed.rows(read.needed(), part.pieces):
             appended = np.full(each.batch.num_rows, ChangeType.APPEND, np.uint8)
             rows_of_bucket = Rows(each.batch, appended, each.offsets, None, each.timestamps)

@@ -39,6 +39,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any, Self
+from uuid import UUID
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -482,7 +483,8 @@ class PartitionedStreamReader(HeadraceStreamReader):
         for name, at, begin in ranges:
             partition = present.get(name)
             if partition is None or str(partition.table_id) != at.table:
-                expired = self._of_expired(table, name, begin, at.offsets) if partition is None else []
+                unread = dict.fromkeys(at.offsets, 0) if isinstance(begin, str) and not is_first else begin
+                expired = self._of_expired(table, name, at.table, unread, at.offsets, partition)
                 if not expired:
                     logger.warning(
                         "partition %s of %s was dropped: its unread rows are skipped", name, table.path
@@ -499,7 +501,7 @@ class PartitionedStreamReader(HeadraceStreamReader):
             found += self._planned(table, partition, begin, at.offsets, least)
         replaced = replaced_partitions(first, last) if isinstance(self.options.end, str) else {}
         for name, before in replaced.items():
-            found += self._of_expired(table, name, before.offsets, None, present.get(name))
+            found += self._of_expired(table, name, before.table, before.offsets, None, present.get(name))
         parts: list[InputPartition] | None = None
         if whole or is_first:
             parts = self._whole(table, whole, list(present.values()), expired=is_first)
@@ -510,7 +512,13 @@ class PartitionedStreamReader(HeadraceStreamReader):
         return [*(parts or ()), *found] or [SplitPartition(Split(0, 0, 0))]
 
     def _of_expired(
-        self, table: Any, name: str, begin: Began, end: Offsets | None, successor: Partition | None = None
+        self,
+        table: Any,
+        name: str,
+        partition_id: str,
+        begin: Began,
+        end: Offsets | None,
+        successor: Partition | None,
     ) -> list[InputPartition]:
         """Return the tasks for rows of a partition that has expired; none if a client dropped it.
 
@@ -521,7 +529,8 @@ class PartitionedStreamReader(HeadraceStreamReader):
         path = table.path.of_partition(name)
         later = None if successor is None else successor.table_id
         try:
-            return list(plugins.missed_parts(self.options, path, begin, end, expired=True, later=later)[0])
+            expired = UUID(partition_id)
+            return list(plugins.missed_parts(self.options, path, begin, end, expired=expired, later=later)[0])
         except ClientError as error:
             self._tell_lost(f"rows of partition {name} of {table.path}, which has expired: {error}")
             return []
