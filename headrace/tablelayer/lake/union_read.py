@@ -32,6 +32,7 @@ from headrace.tablelayer.lake.adapter import (
 from headrace.tablelayer.lake.catalogs import TieredTable, tiered_table
 from headrace.tablelayer.lake.change_source import TableChanges, with_state
 from headrace.tablelayer.lake.columns import in_lake
+from headrace.tablelayer.lake.coordinator import ServerCoordinator
 from headrace.tablelayer.lake.names import CHANGELOG_SUFFIX, LAKE_SUFFIX, METADATA_PREFIX
 from headrace.tablelayer.model.lake.offsets import Offsets, PartitionBucket, in_order
 from headrace.tablelayer.model.schema.schema import Column
@@ -95,7 +96,7 @@ def _united(spark: Any, opened: _Opened) -> Any:
     new = {place: offset for place, offset in end.items() if place not in state.offsets}
     start = {place: state.offsets.get(place, 0) for place in end}
     if lake is not None:
-        lake = _without(lake, definition, hidden_partitions(state, end))
+        lake = _without(lake, definition, opened.hidden(end))
     if few is None and not new:
         few = source.few(start, end)
     if few is not None:
@@ -143,8 +144,7 @@ def lake_then_stream(
     reader = reader.option("table", table).options(**options)
     present = opened.source.latest() if opened.definition.is_partitioned else state.offsets
     starting = json.dumps(_stream_start(state.offsets, present))
-    hidden = hidden_partitions(state, present)
-    lake = _without(opened.lake.read(state.head), opened.definition, hidden)
+    lake = _without(opened.lake.read(state.head), opened.definition, opened.hidden(present))
     return lake, reader.option("startingOffsets", starting).load()
 
 
@@ -170,6 +170,7 @@ class _Opened:
     lake: LakeTable
     source: TableChanges
     tiered: TieredTable
+    connection: Any
 
     @property
     def known_offsets(self) -> Offsets:
@@ -177,14 +178,26 @@ class _Opened:
 
     @cached_property
     def state(self) -> LakeState:
-        return replace(self.lake.find_committed(self.tiered.known_snapshot), dropped=self.tiered.dropped)
+        return self.lake.find_committed(self.tiered.known_snapshot)
+
+    def hidden(self, existing: Offsets) -> list[str]:
+        """Return `hidden_partitions` of the lake.
+
+        A client's drop is recorded before the partition is deleted. The record is read after the list of partitions,
+        so that no successor is read together with the rows of the dropped one.
+        """
+        if not self.definition.is_partitioned:
+            return []
+        dropped = ServerCoordinator(self.connection, "union read").describe(self.definition.table_id).dropped
+        return hidden_partitions(replace(self.state, dropped=dropped), existing)
 
 
 def _open(spark: Any, bootstrap: Bootstrap, table: str, warehouse: str | None) -> _Opened:
     client = connection(bootstrap)
     tiered = tiered_table(client, table, warehouse)
     lake = tiered.catalog.table(spark, tiered.definition)
-    return _Opened(tiered.definition, lake, TableChanges(client, bootstrap, tiered.definition), tiered)
+    source = TableChanges(client, bootstrap, tiered.definition)
+    return _Opened(tiered.definition, lake, source, tiered, client)
 
 
 def _without(lake: Any, definition: StoredTable, hidden: list[str]) -> Any:

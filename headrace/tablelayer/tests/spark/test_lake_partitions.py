@@ -6,6 +6,7 @@ import datetime
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -149,6 +150,20 @@ def test_partitions_come_go_and_come_again(
     assert lake.rows() == lake.truth(), "a partition made anew hides what the lake has of the old one"
     lake.tier()
     assert lake.rows("$lake") == lake.truth() == lake.rows()
+
+    latest, done = TableChanges.latest, []
+
+    def latest_after_replacing(self: TableChanges) -> dict[Any, int]:
+        if not done:
+            done.append(True)
+            client.admin.drop_partition(lake.path, {"d": "2024-01-01", "r": "us"})
+            lake.write("us", [(8, 8)])
+        return latest(self)
+
+    with patch.object(TableChanges, "latest", latest_after_replacing):
+        assert lake.rows() == lake.truth(), "a partition is replaced when a union read has begun"
+    assert [row[2] for row in lake.truth() if row[1] == "us"] == [8]
+    lake.tier()
 
     table = lake.in_lake()
     if kind == "iceberg":
