@@ -52,6 +52,8 @@ class HeadraceReader(DataSourceReader):
             splits = self._splits(table, self.options.min_partitions)
         else:
             splits = self._splits_of_partitions(table)
+        if self._is_whole and table.reads_lake():  # rows left the server while the splits were planned
+            return self._parts_of_both(table)
         return [SplitPartition(split) for split in splits or [Split(0, 0, 0)]]
 
     def _splits(self, table: Any, min_count: int) -> list[Split]:

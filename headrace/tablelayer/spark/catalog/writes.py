@@ -351,7 +351,8 @@ def _is_empty_log(options: WriteOptions, definition: StoredTable) -> bool:
     if definition.is_primary_key_table:
         return False
     table = open_table(options.bootstrap, definition)
-    return not any(any(offsets.values()) for offsets in table.partition_offsets("latest").values())
+    ends = table.partition_offsets("latest").values()
+    return not any(any(offsets.values()) for offsets in ends) and not table.reads_lake()
 
 
 def write(request: Request, stream: BinaryIO) -> str:

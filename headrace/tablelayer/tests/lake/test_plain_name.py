@@ -57,6 +57,7 @@ from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.spark.batch import HeadraceReader
 from headrace.tablelayer.spark.builder import table as open_builder
 from headrace.tablelayer.spark.catalog.rows import plan
+from headrace.tablelayer.spark.catalog.writes import begin_write
 from headrace.tablelayer.spark.options import ReadOptions
 from headrace.tablelayer.spark.sessions import activate
 from headrace.tablelayer.spark.stream import stream_reader
@@ -698,6 +699,41 @@ def test_sparks_batches_have_all_rows(
         world.tier()  # reads of the pinned moment take the snapshot before
     assert read(**pinned) == every
     assert len(read(**{"scan.mode": "log"})) < len(every)
+
+
+@pytest.mark.parametrize(("partitioned", "plan"), [(False, "_splits"), (True, "_splits_of_partitions")])
+def test_a_batch_of_sparks_has_rows_that_leave_the_server_while_it_is_planned(
+    server: CuttingBroker, client: Connection, partitioned: bool, plan: str
+) -> None:
+    world = World(server, client, partitioned=partitioned)
+    world.append(12)
+    world.tier()
+    planned = getattr(HeadraceReader, plan)
+
+    def planned_later(*arguments: Any) -> Any:
+        if partitioned:
+            world.expire_partition("b")
+        else:
+            world.expire()
+        return planned(*arguments)
+
+    with patch.object(HeadraceReader, plan, planned_later):
+        assert by_python_source(server.address, world) == sorted(world.rows)
+
+
+def test_a_log_table_whose_partitions_expired_is_not_overwritten(
+    server: CuttingBroker, client: Connection
+) -> None:
+    world = World(server, client, partitioned=True)
+    schema = json.dumps({"type": "struct", "fields": []})
+    place = {"options": {"bootstrap.servers": server.address}, "database": "default", "table": world.name}
+    asked = {**place, "schema": schema, "overwrite": "all"}
+    assert begin_write(asked), "it has never had a row"
+    world.append(9)
+    for day in "abc":
+        world.expire_partition(day)
+    with pytest.raises(TableError, match="is a log table, whose rows cannot be replaced"):
+        begin_write(asked)
 
 
 @pytest.mark.parametrize(
