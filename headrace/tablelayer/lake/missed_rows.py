@@ -27,6 +27,7 @@ from headrace.tablelayer.lake.reader import LakeReader, Piece
 from headrace.tablelayer.model.filters.conditions import Predicate, expression_of
 from headrace.tablelayer.model.filters.filters import Filter, FilterLike, encode_filter
 from headrace.tablelayer.model.lake.offsets import PartitionBucket
+from headrace.tablelayer.model.options.table_options import DatalakeFormat
 from headrace.tablelayer.model.schema.schema import SYSTEM_COLUMNS, Column
 from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.table.partition_keys import values_of
@@ -37,6 +38,8 @@ Ranges = Mapping[int, tuple[int, int]]
 """Offsets by bucket, the second one exclusive."""
 _BUCKET, _OFFSET, _TIMESTAMP = (column.name for column in SYSTEM_COLUMNS)
 _OPENED_AT_MOST: Final = 5
+_FIRST_OF_PAIMON: Final = 1
+"""Number of a Paimon table's first snapshot. The first one that is left has no parent in `snapshots`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +215,9 @@ def expired_rows(
     if state.head is None or path.partition in tiered.dropped:
         return none
     places = {bucket: PartitionBucket(path.partition, partition_id, bucket) for bucket in starts}
-    last, before = _states_of(lake, state.head, places.values())
+    last, before, is_whole = _states_of(lake, state.head, places.values())
+    if last is None and is_whole:
+        return none
     if last is None or last.head is None:
         ends = _ends_at_head(none, starts, ends, state, later)
         rows = replace(none, ranges=_ranges(starts, ends))
@@ -235,23 +240,28 @@ def _ranges(starts: Mapping[int, int], ends: Mapping[int, int]) -> Ranges:
 
 def _states_of(
     lake: LakeReader, head: int, places: Collection[Any]
-) -> tuple[LakeState | None, LakeState | None]:
+) -> tuple[LakeState | None, LakeState | None, bool]:
     """Return the newest state in the history of `head` that has one of these places, and the newest before all such.
 
-    They are None if the history begins later.
+    They are None if the history begins later. The last value is whether the history is whole, to the first snapshot.
     """
     states = {each.head: each for each in lake.past_states()}
     known = lake.snapshots()
     parents = dict(zip(known["snapshot_id"].to_pylist(), known["parent_id"].to_pylist(), strict=True))
-    last, at = None, head
+    is_paimon = lake.shape.settings.datalake_format is DatalakeFormat.PAIMON
+    last: LakeState | None = None
+    at: int | None = head
+    oldest = at
     while at in parents:
+        oldest = at
         if at in states:
             has_place = not states[at].offsets.keys().isdisjoint(places)
             if last is not None and not has_place:
-                return last, states[at]
+                return last, states[at], False
             last = last or (states[at] if has_place else None)
         at = parents[at]
-    return last, None
+    is_whole = at is None and (oldest == _FIRST_OF_PAIMON or not is_paimon)
+    return last, None, is_whole
 
 
 def _has_first_of(rows: MissedRows, head: int) -> bool:

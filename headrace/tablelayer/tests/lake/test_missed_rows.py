@@ -173,6 +173,24 @@ def test_rows_of_a_replaced_partition_are_not_read_from_an_older_snapshot(
     assert query.batch() == sorted(set(world.rows) - set(seen)), "a client dropped the earlier one"
 
 
+def test_a_partition_that_was_never_tiered_has_no_rows_in_the_lake(
+    server: CuttingBroker, client: Connection
+) -> None:
+    world = World(server, client, partitioned=True)
+    world.append(30)
+    world.tier()
+    world.drop_partition("b")
+    world.write([(100, 1, "b")])
+    query = Query(server, world)
+    query.plan()
+    query.end["partitions"]["b"]["offsets"] = {"0": 0, "1": 0}  # as with maxOffsetsPerTrigger
+    query.batch_of_plan()
+    world.drop_partition("b")
+    world.write([(200 + at, 1, "b") for at in range(10)])
+    world.tier()
+    assert query.batch() == [(200 + at, 1, "b") for at in range(10)]
+
+
 def test_a_stream_ends_where_the_history_of_the_lake_does_not_tell_partitions_apart(
     server: CuttingBroker, client: Connection
 ) -> None:
@@ -185,7 +203,7 @@ def test_a_stream_ends_where_the_history_of_the_lake_does_not_tell_partitions_ap
     world.write([(200 + at, 1, "b") for at in range(60)])
     world.tier()
     with (
-        patch.object(missed_rows, "_states_of", return_value=(None, None)),
+        patch.object(missed_rows, "_states_of", return_value=(None, None, False)),
         pytest.raises(TableError, match="has rows of a later partition b at the offsets from"),
     ):
         query.batch()

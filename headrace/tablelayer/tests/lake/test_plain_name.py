@@ -791,7 +791,12 @@ class Query:
         return self.reader.partitions(self.at, self.end)
 
     def batch(self) -> list[Row]:
-        rows = self.rows(self.plan())
+        self.end = self.reader.latestOffset()
+        return self.batch_of_plan()
+
+    def batch_of_plan(self) -> list[Row]:
+        """Read the batch up to the planned end."""
+        rows = self.rows(self.reader.partitions(self.at, self.end))
         self.last, self.at = self.at, self.end
         return rows
 

@@ -1,0 +1,140 @@
+"""Random walks of streams over a table that is written, tiered, cut, expired and dropped: each row once."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from headrace.tablelayer.client import Connection
+from headrace.tablelayer.spark.options import ReadOptions
+from headrace.tablelayer.spark.stream import stream_reader
+from headrace.tablelayer.tests.lake.test_plain_name import SEED, CuttingBroker, Query, Row, World
+from headrace.tablelayer.tests.lake.test_plain_name import address as address
+from headrace.tablelayer.tests.lake.test_plain_name import client as client
+from headrace.tablelayer.tests.lake.test_plain_name import server as server
+
+
+class Walker:
+    """A stream that reads now and then, with the rows that it has read and the partitions that it knew."""
+
+    def __init__(self, server: CuttingBroker, world: World, pace: float, **options: str) -> None:
+        self.query = Query(server, world, **options)
+        self.pace = pace
+        self.seen: Counter[Row] = Counter()
+        self.known: set[str] = set()
+        self.planned = False
+
+    def step(self, rng: random.Random) -> str:
+        query = self.query
+        if rng.random() > self.pace:
+            return ""
+        if self.planned:  # the process was killed after it had planned a batch; another one repeats it
+            query.reader = stream_reader(ReadOptions.parse(query.given), query.names)
+            rows, done = query.rows(query.reader.partitions(query.at, query.end)), "repeat"
+            query.last, query.at, self.planned = query.at, query.end, False
+        elif (way := rng.random()) < 0.2:
+            query.plan()
+            self.note(query.end)
+            self.planned = True
+            return "plan"
+        elif way < 0.4 and not self.query.given.get("maxOffsetsPerTrigger"):
+            rows, done = query.available_now(), "available now"
+        else:
+            rows, done = query.batch(), "batch"
+        self.note(query.at)
+        self.seen.update(rows)
+        return f"{done} {len(rows)}"
+
+    def note(self, position: Any) -> None:
+        self.known |= {each["id"] for each in position.get("partitions", {}).values()}
+
+
+class Walk:
+    """One walk. `of` has the id of the partition of each row, "" without partitions."""
+
+    def __init__(
+        self, rng: random.Random, server: CuttingBroker, client: Connection, partitioned: bool
+    ) -> None:
+        self.rng = rng
+        self.world = World(server, client, partitioned=partitioned)
+        self.of: dict[Row, str] = {}
+        self.dropped: set[str] = set()
+        self.log: list[str] = []
+        self.append(10)
+        self.walkers = [
+            Walker(server, self.world, 0.9),
+            Walker(server, self.world, 0.15),
+            Walker(server, self.world, 0.4, maxOffsetsPerTrigger="7"),
+        ]
+
+    def ids(self) -> dict[str, str]:
+        return {each.name: str(each.table_id) for each in self.world.table.partitions()}
+
+    def append(self, count: int) -> None:
+        world = self.world
+        days = self.rng.sample("abc", self.rng.randrange(1, 4))
+        rows: list[Row] = [(world.ids + at, at, self.rng.choice(days)) for at in range(count)]
+        world.ids += count
+        world.write(rows)
+        ids = self.ids() if world.is_partitioned else {}
+        self.of |= {row: ids.get(row[2], "") for row in rows}
+
+    def step(self) -> str:
+        rng, world = self.rng, self.world
+        kind = rng.choice(["append", "append", "tier", "cut", "expire", "drop"])
+        day = rng.choice("abc")
+        if kind == "append":
+            self.append(rng.randrange(1, 20))
+        elif kind == "tier":
+            world.tier()
+        elif kind == "cut":
+            world.expire({place: rng.choice([end, end // 2]) for place, end in world.tierer.offsets.items()})
+        elif not world.is_partitioned or day not in self.ids():
+            return ""
+        elif kind == "expire":
+            world.expire_partition(day)
+        elif rng.random() < 0.5:
+            self.dropped |= {each for row, each in self.of.items() if row[2] == day}  # expired ones too
+            world.drop_partition(day)
+        return f"{kind} {day}"
+
+    def check(self) -> None:
+        present = set(self.ids().values()) if self.world.is_partitioned else {""}
+        for number, each in enumerate(self.walkers):
+            told = f"stream {number}; {self.log}"
+            assert not each.seen.keys() - self.of.keys(), told
+            assert not [row for row, count in each.seen.items() if count > 1], told
+
+            def may_miss(row: Row, each: Walker = each) -> bool:
+                partition = self.of[row]
+                return partition in self.dropped or partition not in each.known | present
+
+            missing = [row for row in self.of if row not in each.seen and not may_miss(row)]
+            if each.planned:
+                continue
+            rest: list[Row] = []
+            while new := each.query.batch():
+                rest += new
+            each.note(each.query.at)
+            assert not set(rest) & each.seen.keys(), told
+            each.seen.update(rest)
+            missing = [row for row in missing if row not in each.seen]
+            assert not missing, f"{told}: {missing[:5]}"
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("walks", "steps"), [(1, 40), pytest.param(40, 100, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_streams_read_each_row_once_on_random_walks(
+    server: CuttingBroker, client: Connection, partitioned: bool, walks: int, steps: int
+) -> None:
+    for walk in range(walks):
+        rng = random.Random(f"{SEED}/{walk}")
+        live = Walk(rng, server, client, partitioned)
+        for _ in range(steps):
+            said = [live.step(), *(each.step(rng) for each in live.walkers)]
+            live.log.append(", ".join(filter(None, said)))
+        live.check()
