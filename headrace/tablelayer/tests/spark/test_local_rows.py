@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from headrace.tablelayer.lake import union_read
 from headrace.tablelayer.lake.union_read import overlaid
@@ -32,6 +33,7 @@ from headrace.tablelayer.model.types.column_types import (
     timestamp_ltz,
 )
 from headrace.tablelayer.model.types.column_types import decimal as decimal_type
+from headrace.tablelayer.spark.local_rows import local_rows
 from headrace.tablelayer.spark.splits import DELETED_COLUMN
 from headrace.tablelayer.spark.types import spark_arrow_schema, spark_schema
 
@@ -194,6 +196,18 @@ def test_columns_filters_and_limits_reach_both_halves(spark: Any, tmp_path: Path
     assert found.count() == 100
     # Each use of a frame in a query reads the same rows.
     assert found.join(found.selectExpr("`k.0` AS other"), how="cross").count() == 100 * 100
+
+
+def test_rows_in_rows_are_read_from_several_batches(spark: Any) -> None:
+    kind = pa.struct(
+        [pa.field("a", pa.int32()), pa.field("b", pa.list_(pa.struct([pa.field("c", pa.string())])))]
+    )
+    rows = pa.table(
+        {"id": [0, 1, 2, 3], "r": pa.array([{"a": n, "b": [{"c": str(n)}]} for n in range(4)], kind)}
+    )
+    batches = pa.concat_tables([rows.slice(0, 1), rows.slice(1, 2), rows.slice(3)])
+    frame = local_rows(spark, "batches", batches, from_arrow_schema(rows.schema))
+    assert frame.orderBy("id").toArrow().to_pylist() == rows.to_pylist()
 
 
 def test_a_lake_without_changes_is_the_table(spark: Any) -> None:

@@ -8,6 +8,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import org.apache.arrow.memory.BufferAllocator;
+import org.apache.arrow.vector.ValueVector;
 import org.apache.arrow.vector.VectorSchemaRoot;
 import org.apache.arrow.vector.ipc.ArrowStreamReader;
 import org.apache.spark.sql.catalyst.InternalRow;
@@ -59,9 +60,21 @@ record SplitReaders(String python, String reader, StructType schema) implements 
             StructField field = schema.fields()[at];
             found[at] = field.name().equals(HeadraceTable.OLD_COLUMN)
                     ? new OldRows((StructType) field.dataType(), rows)
-                    : new ArrowColumnVector(rows.getVector(field.name()));
+                    : new StreamColumn(rows.getVector(field.name()));
         }
         return found;
+    }
+
+    /** A column that the next batch fills again. Spark would free it, and the fields of its rows with it. */
+    private static final class StreamColumn extends ArrowColumnVector {
+        StreamColumn(ValueVector vector) {
+            super(vector);
+        }
+
+        @Override
+        public void closeIfFreeable() {
+            // the reader of the stream frees its vectors
+        }
     }
 
     /** A split, as pickled text of the helper. */
