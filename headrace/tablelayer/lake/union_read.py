@@ -86,7 +86,9 @@ def _united(spark: Any, opened: _Opened) -> Any:
     definition, source = opened.definition, opened.source
     end, known = source.latest(), opened.known_offsets
     with ThreadPoolExecutor(1) as ahead:
-        early = ahead.submit(source.few, known, end) if end.keys() <= known.keys() else None
+        early = None
+        if end.keys() <= known.keys():
+            early = ahead.submit(source.few, {place: known[place] for place in end}, end)
         state = opened.state
         lake = None if state.head is None else opened.lake.read(state.head)
     if early is not None and all(state.offsets.get(place) == known[place] for place in end):
