@@ -136,7 +136,7 @@ def random_table(
         if column.name == KEY:
             values: list[Any] = list(range(row_count))
         elif column.name == partition:
-            values = [rng.choice(_partition_values(column.type)) for _ in range(row_count)]
+            values = [rng.choice(partition_values(column.type)) for _ in range(row_count)]
         else:
             values = [
                 random_value(rng, column.type, nullable=column.name not in whole) for _ in range(row_count)
@@ -146,7 +146,7 @@ def random_table(
     return RandomTable(path, statement, columns, tuple(primary_key), partition, rows, schema)
 
 
-def _partition_values(data_type: DataType) -> list[Any]:
+def partition_values(data_type: DataType) -> list[Any]:
     kind = data_type.kind
     if kind is TypeKind.BOOLEAN:
         return [True, False]
