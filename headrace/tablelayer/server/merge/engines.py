@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from msgspec.structs import replace
 
 from headrace.tablelayer.model.arrays.arrays import Mask, sealed, validity
+from headrace.tablelayer.model.arrays.order import sorted_order
 from headrace.tablelayer.model.batches.batch import ChangeType
 from headrace.tablelayer.model.batches.ipc import decode_ipc
 from headrace.tablelayer.model.errors import RowError
@@ -232,9 +233,7 @@ class _Groups:
 
     def __init__(self, keys: pa.BinaryArray) -> None:
         count = len(keys)
-        order: Indices = (
-            pc.sort_indices(keys).to_numpy().astype(np.int64)
-        )  # stable: equal keys stay in row order
+        order: Indices = sorted_order(keys)
         in_order = keys.take(pa.array(order))
         listed: list[bytes] = in_order.to_pylist()
         same = np.zeros(count, np.bool_)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from headrace.tablelayer.model.arrays.order import sorted_order
 from headrace.tablelayer.model.errors import TableError
 from headrace.tablelayer.server import stored_message
 from headrace.tablelayer.server.merge.engines import few_row_keys, row_keys
@@ -109,14 +109,14 @@ def _values_of(
     """
     if len(keys) < _SORT_KEYS_FROM:
         return store.get_while(keys.to_pylist(), room), None
-    order = pc.sort_indices(keys)
+    order = sorted_order(keys)
     sorted_room = room.again()
     values = store.get_while(keys.take(order).to_pylist(), sorted_room)
     if sorted_room.is_full:  # only some fit, which must be the first ones
         return store.get_while(keys.to_pylist(), room), None
     room.used = sorted_room.used
     back = np.empty(len(keys), np.int64)
-    back[order.to_numpy()] = np.arange(len(keys))
+    back[order] = np.arange(len(keys))
     return values, back
 
 

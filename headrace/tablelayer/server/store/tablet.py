@@ -20,10 +20,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headrace.protocol.errors import DecodeError, ErrorCode, KafkaError
 from headrace.protocol.records.header import iter_headers
+from headrace.tablelayer.model.arrays.order import sorted_order
 from headrace.tablelayer.model.batches.batch import ArrowBatch, ChangeType, encode_arrow_batch
 from headrace.tablelayer.model.errors import RowError
 from headrace.tablelayer.model.rows.stored import encode_rows
@@ -419,8 +419,8 @@ def changes_of(
     kept = changes != ChangeType.UPDATE_BEFORE
     selected = rows if kept.all() else rows.filter(pa.array(kept))
     encoded = row_keys(schema, selected)
-    order = pc.sort_indices(encoded)  # stable
-    deletes = changes[kept][order.to_numpy()] == ChangeType.DELETE
+    order = sorted_order(encoded)
+    deletes = changes[kept][order] == ChangeType.DELETE
     keys = encoded.take(order).to_pylist()
     values: list[bytes | None] = encode_rows(selected, schema).take(order).to_pylist()
     if deletes.any():

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import datetime
+import itertools
+import random
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.protocol.errors import DecodeError
+from headrace.tablelayer.model.arrays.order import NUMBERS_FROM, sorted_order
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.rows.keys import decode_keys, encode_few_keys, encode_keys
 from headrace.tablelayer.model.types.column_types import DataType, TypeKind
@@ -114,3 +118,22 @@ def test_minus_zero_and_zero_are_one_key() -> None:
 def test_dates_before_1970_sort_first() -> None:
     days = [datetime.date(1969, 12, 31), datetime.date(1970, 1, 1)]
     assert encode_keys([pa.array(days)]).to_pylist() == [b"\x7f\xff\xff\xff", b"\x80\x00\x00\x00"]
+
+
+def test_keys_of_any_lengths_are_sorted_and_equal_ones_stay_in_their_order() -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+    count = NUMBERS_FROM + 50
+    for width in range(1, 12):
+        for distinct, first in itertools.product((3, 256), (b"", b"\x01")):
+            cells = rng.integers(0, distinct, (count, width), np.uint8)
+            keys = [first + bytes(each) for each in cells]
+            keys[-20:] = keys[:20]
+            for length in (count, count - 1, 5):
+                array = pa.array([b"in front", *keys[:length]], pa.binary())[1:]
+                expected = sorted(range(length), key=keys.__getitem__)
+                assert sorted_order(array).tolist() == expected
+            keys[7] = keys[7] + b"\x00"  # only longer
+            expected = sorted(range(count), key=keys.__getitem__)
+            assert sorted_order(pa.array(keys, pa.binary())).tolist() == expected
