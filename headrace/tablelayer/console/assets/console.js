@@ -24,7 +24,7 @@ async function overview() {
       found.trouble ? failure(new Error(found.trouble)) : "",
       h("div", { class: "cards" },
         card(many("offline partition", found.offline.length), found.offline.length ? count(found.offline.length) : "none", found.offline.length ? "bad" : "good"),
-        card(many("broker", found.brokers), found.missing.length ? `${count(found.brokers)}, away: ${found.missing.join(", ")}` : count(found.brokers), found.missing.length ? "bad" : null),
+        card(found.missing.length ? `brokers are alive; away: ${found.missing.join(", ")}` : many("broker", found.brokers), found.missing.length ? `${count(found.brokers)} of ${count(found.brokers + found.missing.length)}` : count(found.brokers), found.missing.length ? "bad" : null),
         card("partitions not in sync", found.under_replicated ? count(found.under_replicated) : "none", found.under_replicated ? "bad" : "good"), card(many("topic", found.topics), count(found.topics)), card(many("partition", found.partitions), count(found.partitions)),
         card(`${many("record", found.records_per_second)} a second`, count(found.records_per_second)), card("in logs", size(found.bytes)),
         card(many("refused record", found.refused), count(found.refused), found.refused ? "bad" : null)));
@@ -32,7 +32,7 @@ async function overview() {
       found.offline.length ? h("section", {}, h("h2", {}, "Offline partitions"),
         listing([["topic", (each) => topicLink(each.topic)], ["partition", (each) => each.partition, "number"]], found.offline, "Offline partitions", { filter: true })) : "",
       h("section", {}, h("h2", {}, "Busiest topics"), grid([["topic", (each) => topicLink(each.topic)],
-        ["records a second", (each) => count(each.records_per_second), "number"]], found.busiest, "Busiest topics", { empty: NO_TOPIC })));
+        ["records a second", (each) => count(each.records_per_second), "number"]], found.busiest.filter((each) => each.records_per_second > 0), "Busiest topics", { empty: found.topics ? "No topic is written to now." : NO_TOPIC })));
   };
   await fill();
   const timer = setInterval(() => fill().catch((error) => cards.replaceChildren(failure(error))), 5000);
@@ -153,12 +153,12 @@ async function table(name, tab) {
   const names = [["rows", keyed ? "Rows and changes" : "Rows"], ["columns", "Columns"], ["options", "Options"], ["buckets", "Buckets and partitions"], ["live", "Live changes"], ["plots", "Plots"]];
   if (about.writes) names.push(["write", "Write"]);
   const head = [h("h1", {}, found.name, " ", h("span", { class: "tag" }, keyed ? "primary key" : "log")), tabs(`#/tables/${part(name)}`, names, tab),
-    h("p", { class: "soft" }, `${counted(found.rows, "row")} in ${counted(found.buckets, "bucket")}. `, found.comment || "", " As a topic: ", topicLink(found.name))];
+    found.comment ? h("p", {}, found.comment) : "", h("p", { class: "soft" }, `${counted(found.rows, "row")} in ${counted(found.buckets, "bucket")}. As a topic: `, topicLink(found.name))];
   if (tab === "columns") return [...head, h("section", {}, grid([["column", (each) => each.name, "code"], ["type", (each) => each.type, "code"],
     ["null", (each) => (each.nullable ? "yes" : "no")], ["key", (each) => (each.key ? "primary" : "")], ["comment", (each) => each.comment || ""]], found.columns, "Columns")),
   h("section", {}, h("h2", {}, "Definition"), h("pre", {}, found.sql))];
   if (tab === "options") return [...head, h("section", {}, grid([["option", (each) => each.name, "code"], ["value", (each) => each.value, "code"],
-    ["what it does", (each) => each.documentation || ""]], found.options, "Options"))];
+    ["what it does", (each) => each.documentation || "", "words"]], found.options, "Options"))];
   if (tab === "buckets") {
     const topics = found.partitions.length ? found.partitions.map((each) => each.topic) : [found.name];
     const parts = await Promise.all(topics.slice(0, 50).map((each) => ask(`/api/topics/${part(each)}`)));
@@ -284,11 +284,11 @@ async function broker(id) {
   const [{ brokers: all }, found] = await Promise.all([ask("/api/brokers"), ask(`/api/brokers/${part(id)}/configs`).catch((error) => ({ error }))]);
   const own = all.find((each) => String(each.broker) === id);
   if (!own) throw new Error(`There is no broker ${id}. The page Brokers lists those that the cluster knows.`);
-  const facts = [["address", own.address], ["state", own.alive ? "alive" : "not alive"], ["controller", own.controller ? "yes" : "no"], ["rack", own.rack ?? "none"], ["partitions led", count(own.partitions_led)],
+  const facts = [["address", own.address], ["state", h("span", { class: own.alive ? "good" : "bad" }, own.alive ? "alive" : "not alive")], ["controller", own.controller ? "yes" : "no"], ["rack", own.rack ?? "none"], ["partitions led", count(own.partitions_led)],
     ["version", own.version ?? "–"], ["up", span(own.up_ms)], ["open files", own.open_files < 0 ? "–" : count(own.open_files)], ["disk free", own.disk_bytes < 0 ? "–" : `${size(own.disk_free_bytes)} of ${size(own.disk_bytes)}`]];
   return [h("h1", {}, `Broker ${id}`), h("section", {}, grid([["", (each) => each[0]], ["", (each) => each[1]]], facts, "Facts", { headless: true })),
     plotsOf("broker", id, [["CPU, % of one core", "cpu_percent", count], ["Memory", "memory_bytes", size, true], ["Disk free", "disk_free_bytes", size, true]]),
-    h("h2", {}, "Configuration"), found.error ? failure(found.error) : configs(found.configs)];
+    h("h2", {}, "Configuration"), !own.alive ? h("p", { class: "soft empty" }, "A broker that is not alive cannot be asked for its configuration.") : found.error ? failure(found.error) : configs(found.configs)];
 }
 
 async function brokers([id]) {

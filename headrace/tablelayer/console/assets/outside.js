@@ -49,7 +49,7 @@ async function connector(name) {
     h("section", {}, grid([["", (each) => each[0]], ["", (each) => each[1]]], [["state", stateOf(found.state)], ["kind", found.kind ?? "–"], ["worker", found.worker ?? "–"], ["class", found.class ?? "–"],
       ["topics", found.topics.length ? found.topics.flatMap((each, index) => [index ? ", " : "", h("a", { href: `#/topics/${part(each)}` }, each)]) : "none yet"]], "Connector", { headless: true }), trace(found.trace)),
     h("section", {}, h("h2", {}, "Tasks"), grid([["task", (each) => each.task, "number"], ["state", (each) => stateOf(each.state)], ["worker", (each) => each.worker ?? "", "code"], ["error", (each) => trace(each.trace), "long"],
-      ...(about.writes ? [["change", (each) => again("Restart", { task: each.task }, `Task ${each.task} is restarted.`)]] : [])], found.tasks, "Tasks", { empty: "The connector has no task." })),
+      ...(about.writes ? [["change", (each) => again("Restart", { task: each.task }, `Task ${each.task} is restarted.`), "act"]] : [])], found.tasks, "Tasks", { empty: "The connector has no task." })),
     h("section", {}, h("h2", {}, "Configuration"), grid([["configuration", (each) => each.name, "code"], ["value", (each) => (each.sensitive ? "(hidden)" : each.value), "code"]], found.configs, "Configuration")));
   const fill = async () => { const signal = begin(), found = await ask(at, { signal }); if (!signal.aborted) draw(found); };
   await fill();

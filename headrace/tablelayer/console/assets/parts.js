@@ -81,12 +81,12 @@ const cellOf = ([title, cell, kind], row) => {
 };
 export const cellsOf = (columns, row) => columns.map((column) => cellOf(column, row));
 
-// columns: [title, (row) => text or node, "number" | "code" | ""]. A table of more than three columns is a list of cards
-// on a narrow page. `empty`: what to show and to do if there are no rows. `always`: the table, even without rows.
+// columns: [title, (row) => text or node, "number" | "code" | "words" | "act" | ""]. A table of more than three columns, or with
+// one of "words", is a list of cards on a narrow page. `empty`: what to show and to do if there are no rows. `always`: the table, even without rows.
 export function grid(columns, rows, label, { empty = "Nothing here.", always = false, headless = false } = {}) {
   if (!rows.length && !always) return h("p", { class: "soft empty" }, empty);
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label || "Table" },
-    h("table", { class: columns.length > 3 ? "as-cards" : null, role: "table" },
+    h("table", { class: columns.length > 3 || columns.some(([, , kind]) => kind === "words") ? "as-cards" : headless ? "facts" : null, role: "table" },
       headless ? "" : h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, columns.map(([title, , kind]) => h("th", { scope: "col", role: "columnheader", class: kind || null }, title)))),
       h("tbody", { role: "rowgroup" }, rows.map((row) => h("tr", { role: "row" }, cellsOf(columns, row))))));
 }
@@ -107,7 +107,7 @@ export function rowsGrid(found, label, empty = "No row.") {
 }
 
 // A grid whose rows are sorted by its headers, shown `page` at a time and, with `filter`, chosen by a text. A fourth element
-// of a column, (row) => value, is what it is sorted by.
+// of a column, (row) => value, is what it is sorted by. A column of the kind "act" has buttons, and is not sorted.
 export function listing(columns, rows, label, { empty, filter = false, page = 100, sort = true } = {}) {
   if (!rows.length) return grid(columns, rows, label, { empty });
   let chosen = rows, at = 0, by = -1, descending = false;
@@ -129,9 +129,9 @@ export function listing(columns, rows, label, { empty, filter = false, page = 10
     const made = grid(columns, chosen.slice(at, at + page), label, { empty: "No row has this text. Change the filter." });
     if (sort) made.querySelectorAll("th").forEach((head, index) => {
       const title = head.textContent;
-      if (!title) return;
+      if (!title || columns[index][2] === "act") return;
       if (index === by) head.setAttribute("aria-sort", descending ? "descending" : "ascending");
-      head.replaceChildren(h("button", { type: "button", class: "sort", onclick: () => { descending = by === index && !descending; by = index; at = 0; arrange(); place.querySelectorAll("th button")[index]?.focus(); } }, title));
+      head.replaceChildren(h("button", { type: "button", class: "sort", onclick: () => { descending = by === index && !descending; by = index; at = 0; arrange(); place.querySelectorAll("th")[index]?.querySelectorAll("button")[0]?.focus(); } }, title));
     });
     place.replaceChildren(made);
     back.disabled = at === 0; on.disabled = at + page >= chosen.length;
@@ -151,8 +151,19 @@ export function acting(title, fields, button, act) {
   } }, fields, h("button", { class: "main", type: "submit" }, button)), said);
 }
 
+// A button for what cannot be taken back: the second press acts. Escape, and leaving the button, take the first one back.
+export function sure(title, act) {
+  let asked = false;
+  const turn = (on) => { asked = on; made.textContent = on ? `Really ${title.toLowerCase()}?` : title; };
+  const made = h("button", { type: "button", onclick: () => { const is = asked; turn(!is); if (is) act(); }, onblur: () => turn(false), onkeydown: (event) => { if (event.key === "Escape") turn(false); } }, title);
+  return made;
+}
+
 // A list of choices: texts, or pairs of a value and its title.
 export const choice = (options, attributes) => h("select", attributes, options.map((each) => { const [value, title] = [each].flat(); return h("option", { value }, title ?? value); }));
+
+// A text whose control characters, but tabs and line ends, are seen as their numbers.
+export const visible = (text) => text.replace(/[\0-\x08\x0b-\x1f]/g, (each) => `\\x${each.charCodeAt(0).toString(16).padStart(2, "0")}`);
 
 // JSON with line ends. Its numbers keep all their digits, where the browser can do that.
 export function pretty(text) {

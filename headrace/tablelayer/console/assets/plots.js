@@ -22,6 +22,8 @@ export function chart({ title, x, series, kind = "line", time = false, names = n
   const place = h("div", { class: "chart", role: "img", "aria-label": title });
   const label = (index) => (names ? String(names[index] ?? "") : time ? clock(x[index]) : count(x[index]));
   const long = names ? Math.min(18, Math.max(...names.map((each) => String(each).length))) : 0;
+  // The point under the pointer; without one, the newest of a plot over time.
+  const seen = (plot, index) => index ?? (time ? plot.data[0].length - 1 : null);
   const axis = { stroke: () => colour("--soft"), grid: { stroke: () => colour("--line"), width: 1 }, ticks: { stroke: () => colour("--line"), width: 1, size: 4 }, font: "12px system-ui, sans-serif" };
   const grouped = kind === "bar" ? series.length : 0, wide = 0.8 / Math.max(grouped, 1);
   const paths = (index) => (kind === "bar" ? uPlot.paths.bars({ disp: {
@@ -32,26 +34,26 @@ export function chart({ title, x, series, kind = "line", time = false, names = n
     tzDate: (at) => uPlot.tzDate(new Date(at * 1000), "Etc/UTC"),
     cursor: { y: false, points: { size: 7 } },
     scales: { x: { time, ...(span ? { range: () => span() } : {}), ...(names ? { range: [-0.6, names.length - 0.4] } : {}) }, y: { range: (_, low, high) => (least < 0 ? uPlot.rangeNum(low, high, 0.1, true) : [0, high > 0 ? high * 1.08 : 1]) } },
-    series: [{ label: time ? "time (UTC)" : by, value: (_, value, __, index) => (index === null || index === undefined ? "–" : time ? `${new Date(value * 1000).toISOString().slice(0, 10)} ${clock(value)}` : label(index)) },
+    series: [{ label: time ? "time (UTC)" : by, value: (plot, _, __, index) => { const at = seen(plot, index); return at === null ? "–" : time ? `${new Date(plot.data[0][at] * 1000).toISOString().slice(0, 10)} ${clock(plot.data[0][at])}` : label(at); } },
       ...series.map((each, index) => ({ label: each.label, stroke: () => colour(`--plot-${index % COLORS}`), fill: kind === "bar" ? () => colour(`--plot-${index % COLORS}`) : series.length === 1 ? () => `${colour("--plot-0")}22` : undefined,
-        width: kind === "bar" ? 0 : 1.6, paths: paths(index), points: { show: kind !== "bar" && x.length === 1 }, spanGaps: false, value: (_, value) => (value === null || value === undefined ? "–" : format(value)) }))],
+        width: kind === "bar" ? 0 : 1.6, paths: paths(index), points: { show: kind !== "bar" && x.length === 1 }, spanGaps: false, value: (plot, _, side, index) => { const value = plot.data[side][seen(plot, index)]; return value === null || value === undefined ? "–" : format(value); } }))],
     axes: [{ ...axis, space: names ? 30 : 70, incrs: names ? TICKS.filter((each) => each >= 1) : undefined, rotate: long > 5 ? -40 : 0, size: names ? 28 + (long > 5 ? long * 5 : 0) : 30,
       values: (_, ticks, __, ___, step) => ticks.map((tick) => (names ? (Number.isInteger(tick) ? label(tick).slice(0, 18) : "") : time ? clock(tick, step) : format(tick))) },
     { ...axis, space: 24, incrs: binary ? BINARY : TICKS, size: (_, values) => 14 + 7 * Math.max(4, ...(values || []).map((each) => each.length)), values: (_, ticks) => ticks.map(format) }],
   });
   let plot = null;
-  const seen = new ResizeObserver(([entry]) => {
+  const resized = new ResizeObserver(([entry]) => {
     const width = Math.floor(entry.contentRect.width);
     if (!width) return;
     if (plot) plot.setSize({ width, height: height + long * 4 });
     else plot = new uPlot(options(width), [x, ...series.map((each) => each.values)], place);
   });
   const again = () => { if (plot) plot.redraw(true, true); };
-  seen.observe(place);
+  resized.observe(place);
   addEventListener("themed", again);
-  const end = () => { seen.disconnect(); removeEventListener("themed", again); if (plot) { plot.destroy(); plot = null; } };
+  const end = () => { resized.disconnect(); removeEventListener("themed", again); if (plot) { plot.destroy(); plot = null; } };
   onLeave(end);
-  return { element: place, set: (data) => { if (plot) plot.setData(data); }, end };
+  return { element: place, set: (data) => { if (plot) { plot.setData(data); if (plot.cursor.idx === null) plot.setLegend({ idx: null }, false); } }, end };
 }
 
 // Numbers of the past with a choice of the length of time, drawn again while the page is open.
@@ -61,13 +63,13 @@ let minutes = 60;
 
 export function plotsOf(of, name, plots) {
   const places = plots.map(([title]) => h("section", {}, h("h2", {}, title))), made = plots.map(() => null), begin = newest();
-  const trouble = h("div", {}), soft = "Collecting: the plot begins in a few seconds.";
+  const trouble = h("div", {}), soft = "There are not two values of this time yet. One is measured every 5 seconds.";
   let span = [0, 1], timer = null;
   const set = (index, x, values) => {
     const [title, , format, binary] = plots[index], data = [x, values];
     if (x.length < 2) { if (!made[index]) places[index].replaceChildren(h("h2", {}, title), h("p", { class: "soft" }, soft)); return; }
     if (made[index]) { made[index].set(data); return; }
-    made[index] = chart({ title: `${title}: ${format(values.at(-1))}`, x, series: [{ label: title, values }], time: true, format, binary, height: 150, span: () => span });
+    made[index] = chart({ title: `${title}: ${format(values.at(-1))}`, x, series: [{ label: title.length > 30 ? "value" : title, values }], time: true, format, binary, height: 150, span: () => span });
     places[index].replaceChildren(h("h2", {}, title), made[index].element);
   };
   const fill = async () => {

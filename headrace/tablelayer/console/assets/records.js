@@ -1,5 +1,5 @@
 // A topic's records: searched, followed, downloaded, produced.
-import { ask, choice, count, counted, download, failure, field, grid, h, hex, moment, newest, onLeave, pretty, query, send, shown, size, unfolding } from "./parts.js";
+import { ask, choice, count, counted, download, failure, field, grid, h, hex, moment, newest, onLeave, pretty, query, send, shown, size, unfolding, visible } from "./parts.js";
 import { liveButtons, liveList } from "./live.js";
 
 // A key or value as a text. `as`: by its schema, if there is one; or as it was sent; or as the numbers of its bytes.
@@ -27,7 +27,7 @@ function told({ decoded }, what) {
 function whole(value, what) {
   if (value === null) return h("p", { class: "soft" }, `${what}: null`);
   const bytes = bytesOf(value), rest = value.size > bytes.length ? `, the first ${size(bytes.length)} of ${size(value.size)}` : "";
-  return [told(value, what), h("pre", {}, pretty(text(value) || "")), unfolding(`Bytes of the ${what.toLowerCase()}${rest}`, async () => [h("pre", { class: "hex" }, hex(bytes))])];
+  return [told(value, what), h("pre", {}, visible(pretty(text(value) || ""))), unfolding(`Bytes of the ${what.toLowerCase()}${rest}`, async () => [h("pre", { class: "hex" }, hex(bytes))])];
 }
 
 export function browser(at, found) {
@@ -55,8 +55,8 @@ export function browser(at, found) {
   };
   const mark = ({ decoded }) => (decoded?.error === undefined ? "" : h("span", { class: "bad" }, ` not decoded: ${decoded.error}`.slice(0, 160)));
   const columns = [["partition", (each) => each.partition, "number"], ["offset", (each) => each.offset, "number"], ["time (UTC)", (each) => moment(each.timestamp_ms), "time"],
-    ["key", (each) => (each.key === null ? null : [text(each.key, as.value).slice(0, 160), mark(each.key)]), "code"],
-    ["value", (each) => (each.value === null ? null : unfolding([text(each.value, as.value).slice(0, 160) || "(empty)", mark(each.value)], detail(each))), "code long"]];
+    ["key", (each) => (each.key === null ? null : [visible(text(each.key, as.value).slice(0, 160)), mark(each.key)]), "code"],
+    ["value", (each) => (each.value === null ? null : unfolding([visible(text(each.value, as.value).slice(0, 160)) || "(empty)", mark(each.value)], detail(each))), "code long"]];
   const fields = () => {
     const rows = records.map((each) => { try { return [each, JSON.parse(each.value.decoded?.text ?? each.value.text)]; } catch { return [each, null]; } });
     const names = [...new Set(rows.flatMap(([, row]) => (row && typeof row === "object" && !Array.isArray(row) ? Object.keys(row) : [])))].slice(0, 60);

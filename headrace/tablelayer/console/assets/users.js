@@ -1,5 +1,5 @@
 // Users with a password, rights on tables, Kafka's ACLs and client quotas, with the forms that change them.
-import { about, acting, ask, choice, count, counted, failure, field, grid, h, listing, newest, onLeave, query, send, tabs } from "./parts.js";
+import { about, acting, ask, choice, count, counted, failure, field, grid, h, listing, newest, onLeave, query, send, sure, tabs } from "./parts.js";
 
 const TABS = [["users", "Users"], ["rights", "Rights on tables"], ["acls", "ACLs"], ["quotas", "Quotas"]];
 const OPEN = "The server has no authorizer: every client that can connect has all rights.";
@@ -20,11 +20,9 @@ async function changing(path, draw) {
   return { list: h("section", {}, place, said), fill };
 }
 
-const button = (title, act) => h("button", { type: "button", onclick: act }, title);
-
 async function withPasswords() {
   const made = await changing("/api/users", (found, act) => listing([["user", (each) => each.name, "code"], ["mechanisms", (each) => each.mechanisms.join(", ")],
-    ...(about.writes ? [["change", (each) => button("Delete", () => act("/api/users/delete", { name: each.name }, `${each.name} was deleted.`))]] : [])], found.users, "Users",
+    ...(about.writes ? [["change", (each) => sure("Delete", () => act("/api/users/delete", { name: each.name }, `${each.name} was deleted.`)), "act"]] : [])], found.users, "Users",
   { filter: true, empty: "There is no user with a password. Without one, clients authenticate by other mechanisms, or not at all." }));
   if (!about.writes) return made.list;
   const name = h("input", { required: true, autocomplete: "off" }), password = h("input", { type: "password", required: true, autocomplete: "new-password" });
@@ -46,7 +44,7 @@ async function rights() {
   const made = await changing("/api/users", (found, act) => (found.protected ? listing([["principal", (each) => each.principal, "code"],
     ["effect", (each) => h("span", { class: each.denied ? "bad" : "good" }, each.denied ? "denied" : "allowed")],
     ["privilege", (each) => each.privilege + (each.columns.length ? ` (${each.columns.join(", ")})` : "")], ["on", (each) => each.on, "code"], ["from host", (each) => each.host, "code"],
-    ...(about.writes ? [["change", (each) => (revocation(each) ? button("Revoke", () => act("/api/grants/revoke", revocation(each), "The right was revoked.")) : "")]] : [])], found.grants, "Rights",
+    ...(about.writes ? [["change", (each) => (revocation(each) ? sure("Revoke", () => act("/api/grants/revoke", revocation(each), "The right was revoked.")) : ""), "act"]] : [])], found.grants, "Rights",
   { filter: true, empty: "No right is granted: only super users may do anything." }) : h("p", { class: "soft" }, OPEN)));
   if (!about.writes) return made.list;
   const who = h("input", { required: true, placeholder: "User:ann" }), what = h("input", { required: true, placeholder: "SELECT, INSERT" }), on = h("input", { required: true, placeholder: "db.table or db" }), columns = h("input", { placeholder: "all" });
@@ -68,9 +66,9 @@ async function acls() {
   const wanted = { principal: h("input", { placeholder: "any" }), resource: any(first.types), name: h("input", { placeholder: "any" }), operation: any(first.operations) };
   const draw = (found) => place.replaceChildren(listing([["principal", (each) => each.principal, "code"], ["effect", (each) => h("span", { class: each.permission === "DENY" ? "bad" : "good" }, each.permission === "DENY" ? "denied" : "allowed")],
     ["operation", (each) => each.operation], ["resource", (each) => each.resource_type.toLowerCase().replaceAll("_", " ")], ["name", (each) => `${each.name}${each.pattern === "PREFIXED" ? " …" : ""}`, "code"], ["from host", (each) => each.host, "code"],
-    ...(about.writes ? [["change", (each) => button("Delete", async () => {
+    ...(about.writes ? [["change", (each) => sure("Delete", async () => {
       try { await send("/api/acls/delete", Object.fromEntries(ACL.map((part) => [part, each[part]]))); await fill(); said.replaceChildren(h("p", { class: "good" }, "The ACL was deleted.")); } catch (error) { said.replaceChildren(failure(error)); }
-    })]] : [])], found.acls, "ACLs", { empty: "No ACL matches. Without one, only super users may do anything." }));
+    }), "act"]] : [])], found.acls, "ACLs", { empty: "No ACL matches. Without one, only super users may do anything." }));
   const fill = async () => {
     const signal = begin();
     const found = await ask(`/api/acls${query(Object.fromEntries(Object.entries(wanted).map(([name, input]) => [name, input.value])))}`, { signal });
@@ -98,7 +96,7 @@ async function quotas() {
   const first = await ask("/api/quotas");
   const made = await changing("/api/quotas", (found, act) => listing([...found.kinds.map((kind) => [kind, (each) => (kind in each.entity ? each.entity[kind] ?? h("i", {}, "default") : ""), "code"]),
     ["limit", (each) => each.key, "code"], ["value", (each) => count(each.value), "number", (each) => each.value], ["unit", (each) => UNITS[each.key] || ""],
-    ...(about.writes ? [["change", (each) => button("Remove", () => act("/api/quotas", { entity: each.entity, remove: [each.key] }, `${each.key} was removed.`))]] : [])],
+    ...(about.writes ? [["change", (each) => sure("Remove", () => act("/api/quotas", { entity: each.entity, remove: [each.key] }, `${each.key} was removed.`)), "act"]] : [])],
   found.quotas.flatMap((each) => Object.entries(each.limits).map(([key, value]) => ({ entity: each.entity, key, value }))), "Quotas", { filter: true, empty: "There is no quota: nothing limits a client but the server itself." }));
   if (!about.writes) return made.list;
   const names = first.kinds.map((kind) => [kind, choice([["", "all"], ["default", "the default"], ["name", "named"]]), h("input", { "aria-label": `Name of the ${kind}`, autocomplete: "off" })]);

@@ -15,7 +15,7 @@ class Node {
 }
 Object.assign(globalThis, { Node, document: { createElement: (name) => new Node(name) } });
 
-const { count, grid, h, hex, listing, moment, pretty, query, size, span } = await import("../../console/assets/parts.js");
+const { count, grid, h, hex, listing, moment, pretty, query, size, span, sure, visible } = await import("../../console/assets/parts.js");
 const { text } = await import("../../console/assets/records.js");
 const { revocation } = await import("../../console/assets/users.js");
 
@@ -41,6 +41,7 @@ const CHECKS = {
     assert.equal(text(utf8("é".repeat(2000), 4000)), "é".repeat(2000));
     assert.match(text(utf8("x".repeat(4096), 10_000)), / … \(9\.8 KiB\)$/);
     assert.match(text({ ...decoded, decoded: { ...decoded.decoded, size: 9 } }), /\} …$/);
+    assert.equal(visible("\0a\t\n\x1b["), "\\x00a\t\n\\x1b[");
     assert.equal(hex(new Uint8Array([...Array(16).fill(65), 255])), `000000  ${"41 ".repeat(16)} ${"A".repeat(16)}\n000010  ff${" ".repeat(47)}.`);
   },
   lists() {
@@ -60,8 +61,19 @@ const CHECKS = {
     input.listeners.input();
     assert.deepEqual(cells(many), ["Apple", "pear", "plum"]);
     assert.equal(grid([["x", () => ""]], [], "Empty", { empty: "Make one." }).textContent, "Make one.");
+    const acts = listing([["word", (row) => row], ["change", () => h("button", {}, "Delete"), "act"]], ["pear", "fig"], "Fruit");
+    assert.deepEqual(acts.all("th").map((each) => each.all("button").length), [1, 0]);
     const bold = h("p", {}, "<b>", null, false, [["nested"]], 0);
     assert.deepEqual([bold.textContent, bold.childNodes.length], ["<b>nested0", 3]);
+  },
+  buttons() {
+    let acted = 0;
+    const made = sure("Delete", () => { acted += 1; }), { click, blur, keydown } = made.listeners;
+    const pressed = (...events) => { for (const each of events) each(); return [made.textContent, acted]; };
+    assert.deepEqual(pressed(click), ["Really delete?", 0]);
+    assert.deepEqual(pressed(blur, click, () => keydown({ key: "Escape" })), ["Delete", 0]);
+    assert.deepEqual(pressed(click, () => keydown({ key: "Enter" }), click), ["Delete", 1]);
+    assert.deepEqual(pressed(click), ["Really delete?", 1]);
   },
   rights() {
     const right = { principal: "User:ann", privilege: "INSERT, UPDATE", on: "table shop.a", columns: [], denied: false, host: "*" };

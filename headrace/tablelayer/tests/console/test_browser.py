@@ -227,8 +227,13 @@ def test_plots_have_ticks_hover_and_ranges(browser: Any, console: Console) -> No
     page = watched.page
     watched.go("")
     plot = page.get_by_role("img", name="Bytes of logs")
-    plot.locator(".u-over").hover(position={"x": 5, "y": 20}, timeout=60_000)
-    assert re.search(r"\d\d:\d\d:\d\d", plot.locator(".u-legend").inner_text())
+    legend = plot.locator(".u-legend")
+    plot.locator(".u-over").wait_for(timeout=60_000)
+    newest = legend.inner_text()
+    assert re.search(r"\d\d:\d\d:\d\d[^\d]*[\d.]+ [KM]?i?B", newest), newest
+    plot.locator(".u-over").hover(position={"x": 5, "y": 20})
+    earlier = "([legend, newest]) => legend.innerText < newest"  # both begin with their time
+    page.wait_for_function(earlier, arg=[legend.element_handle(), newest])
     box = plot.locator(".u-over").bounding_box()
     assert box is not None
     page.get_by_role("button", name="15 min").click()
@@ -411,6 +416,52 @@ def test_10_000_records_a_second_do_not_freeze_the_page(browser: Any, console: C
     watched.context.close()
 
 
+def test_10_000_changes_of_rows_a_second_do_not_freeze_the_page(browser: Any, console: Console) -> None:
+    watched, ended, sent = Watched(browser, console, 1280, "light"), threading.Event(), [0]
+    page = watched.page
+
+    def upsert() -> None:
+        rows = [[{"id": n, "word": f"{turn} " * 20} for n in range(2500)] for turn in range(2)]
+        with connect(console.server) as connection:
+            table, due = connection.table("default.moving"), time.monotonic()
+            while not ended.is_set():
+                table.upsert(rows[sent[0] // 2500 % 2])
+                sent[0] += 2500
+                due += 0.25
+                time.sleep(max(0.0, due - time.monotonic()))
+
+    with connect(console.server) as connection:
+        connection.execute("CREATE TABLE moving (id INT, word STRING, PRIMARY KEY (id) NOT ENFORCED)")
+    watched.go("tables/default.moving/live")
+    page.get_by_label("one row for each key").check()
+    page.get_by_role("button", name="Live tail").click()
+    live = page.get_by_role("region", name="Live")
+    live.wait_for()
+    page.evaluate(
+        "() => { window.draws = 0; new MutationObserver(() => { window.draws += 1; })"
+        ".observe(document.querySelector('.live tbody'), { childList: true }); }"
+    )
+    upserting = threading.Thread(target=upsert)
+    upserting.start()
+    try:
+        live.locator("tr.updated").first.wait_for()
+        began, before = time.monotonic(), page.evaluate("window.draws")
+        page.wait_for_timeout(6000)
+        draws = (page.evaluate("window.draws") - before) / (time.monotonic() - began)
+        assert 0.5 < draws <= 4.5, draws
+        assert live.locator("tbody > tr").count() <= 120
+        page.get_by_role("button", name="Pause").click(timeout=5000)
+        page.get_by_role("button", name="Resume").click(timeout=5000)
+    finally:
+        ended.set()
+        upserting.join()
+    # Each change of a row is two: before and after. The first rows are inserted.
+    page.get_by_text(f"{2 * sent[0] - 2500:,} changes came").wait_for()
+    page.get_by_role("button", name="Stop").click()
+    assert watched.violations() == watched.troubles == []
+    watched.context.close()
+
+
 def test_changes_of_a_table_move_and_show_their_kind(browser: Any, console: Console) -> None:
     watched = Watched(browser, console, 390, "dark")
     page = watched.page
@@ -516,6 +567,9 @@ def test_values_are_decoded_acls_and_quotas_set_and_a_task_restarted(browser: An
     page.wait_for_function("document.querySelectorAll('[aria-label=ACLs] tbody tr').length === 1")
     assert "cli …" in acls.inner_text()
     acls.get_by_role("button", name="Delete").click()
+    page.keyboard.press("Escape")
+    acls.get_by_role("button", name="Delete").press("Enter")
+    acls.get_by_role("button", name="Really delete?").press("Enter")
     page.get_by_text("No ACL matches").wait_for()
     watched.go("users/quotas")
     page.get_by_role("combobox", name=re.compile("^user")).select_option("name")
@@ -528,6 +582,7 @@ def test_values_are_decoded_acls_and_quotas_set_and_a_task_restarted(browser: An
     row.get_by_text("2,048").wait_for()
     assert watched.violations() == []
     row.get_by_role("button", name="Remove").click()
+    row.get_by_role("button", name="Really remove?").click()
     page.get_by_text("consumer_byte_rate was removed.").wait_for()
     watched.go("connectors/files%2Fout")
     tasks = page.get_by_role("region", name="Tasks")
