@@ -139,7 +139,10 @@ class LogWriter:
     ) -> Segment:
         """Return the active segment, prepared for the next `size` bytes. Raises KafkaError."""
         segment = self._chain.active
-        if segment.size and segment.must_roll(self._chain.config, size, last_offset, newest_ms):
+        if segment.size and (
+            segment.base_offset < self._durability.tiered_to  # a copy in remote storage does not grow
+            or segment.must_roll(self._chain.config, size, last_offset, newest_ms)
+        ):
             segment = self.roll()
         if leader_epoch != self._epochs.ready or not segment.size:
             self._prepare_to_write(leader_epoch, base_offset)

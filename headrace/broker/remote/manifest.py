@@ -77,7 +77,7 @@ class RemoteSegment(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """A list of segments without gaps. `writer` shows who wrote it when an answer was lost. Offsets below
+    """A list of segments in order, without gaps. `writer` shows who wrote it when an answer was lost. Offsets below
     `log_start_offset` are deleted, even if a segment has them.
     """
 
@@ -138,7 +138,8 @@ class Manifest(msgspec.Struct, frozen=True):
                 f"a manifest has version {manifest.version}; the supported version is {VERSION}"
             )
         for before, after in zip(manifest.segments, manifest.segments[1:], strict=False):
-            if before.end_offset != after.base_offset:
+            # Leaders may end their segments at different offsets, so that two of them have common records.
+            if before.end_offset < after.base_offset:
                 raise ManifestError(
                     f"a manifest has a gap between offsets {before.end_offset} and {after.base_offset}"
                 )

@@ -19,7 +19,7 @@ from headrace.broker.partitions.partition import Partition
 from headrace.broker.remote import bootstrap, cluster_copy
 from headrace.broker.remote.log import newest_manifest
 from headrace.broker.remote.manager import RemoteLogManager
-from headrace.broker.remote.manifest import RemoteSegment
+from headrace.broker.remote.manifest import Manifest, ManifestError, RemoteSegment
 from headrace.broker.remote.quotas import RemoteQuota
 from headrace.broker.runtime.disk import SystemDisk
 from headrace.broker.stores.embedded import StoreImage
@@ -779,3 +779,34 @@ async def test_a_listing_that_is_late_hides_nothing(tmp_path: Path, behind: int)
         assert newest_manifest(files, folder) == partition.remote.manifest
         named = {f"{folder}/{segment.name}" for segment in partition.remote.manifest.segments}
         assert named <= set(stored(tmp_path)), "objects of a manifest are gone"
+
+
+async def test_a_copied_segment_does_not_grow_after_a_restart(tmp_path: Path) -> None:
+    """The segment after a copied one has no file before its first batch, so a restart begins without it."""
+    async with tiered(tmp_path) as made:
+        await filled(made)
+        partition_of(made).log.roll()
+        await tend(made)
+    copied, expected = set(stored(tmp_path)), list(enumerate(values()))
+    for _ in range(2):
+        async with tiered(tmp_path) as made:
+            assert (await made.produce("t", [b"more"])).error_code == 0
+            expected.append((len(expected), b"more"))
+            partition_of(made).log.roll()
+            await tend(made)
+            remote = partition_of(made).remote
+            assert remote is not None
+            segments = remote.manifest.segments
+            assert [each.end_offset for each in segments[:-1]] == [each.base_offset for each in segments[1:]]
+            assert remote.end_offset == len(expected)
+            assert copied < set(stored(tmp_path))
+            assert await read_all(made) == expected
+
+
+def test_a_manifest_with_common_records_is_read_and_one_with_a_gap_is_not() -> None:
+    first, second, third = (
+        RemoteSegment(str(base), base, end, 100) for base, end in ((0, 9), (5, 12), (13, 20))
+    )
+    assert Manifest.decode(Manifest(segments=(first, second)).encode()).end_offset == 12
+    with pytest.raises(ManifestError, match="a gap between offsets 12 and 13"):
+        Manifest.decode(Manifest(segments=(first, second, third)).encode())
