@@ -1,8 +1,10 @@
 """`python -m bench.stored_scans`: the processor time of scans of a primary-key bucket, without network and client.
 
-A bucket of one million rows of five columns was written in scattered order and has been merged into one sorted run.
-The scan is the server's own (`SnapshotScan`), in pieces of 4 MiB. Processor time of the process hardly depends on the
-load of the machine. Run it from another working tree of Headrace to compare the two.
+A bucket of one million rows of five columns was written in scattered order. The scan is the server's own
+(`SnapshotScan`), in pieces of 4 MiB. It reads the bucket in several states: never merged; merged into one sorted run;
+and with files above the run that wait for a merge, each with 10,000 rows of the whole range of keys. RocksDB merges
+only when the benchmark says so. Processor time of the process hardly depends on the load of the machine. Run it from
+another working tree of Headrace to compare the two.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ from headrace.tablelayer.server.store.layout import KeyRange
 from headrace.tablelayer.server.store.shared_memory import SharedMemory
 
 ROWS, WRITTEN = 1_000_000, 10_000
+WAITING = (0, 1, 2, 4, 9)
+"""Numbers of files above the merged ones."""
 SCHEMA = parse_columns(
     "id BIGINT NOT NULL, a BIGINT, b DOUBLE, c STRING, d INT, PRIMARY KEY (id) NOT ENFORCED"
 )
@@ -55,6 +59,19 @@ def _rows(ids: np.ndarray) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=SCHEMA.arrow())
 
 
+class _Unmerged(SharedMemory):
+    def options(self, stores: int = 1) -> Any:
+        options = super().options(stores)
+        options.set_disable_auto_compactions(True)
+        return options
+
+
+def _write(store: KeyValueStore, ids: np.ndarray, offset: int) -> None:
+    rows = _rows(np.sort(ids))
+    group = row_keys(SCHEMA, rows).to_pylist(), encode_rows(rows, SCHEMA).to_pylist()
+    store.write([group], offset, ROWS)
+
+
 def _scan(store: KeyValueStore, columns: list[int] | None, condition: pc.Expression | None) -> None:
     chosen = None if condition is None else Filter.parse(encode_filter(condition, SCHEMA), SCHEMA)
     scan = SnapshotScan(cast(Any, _Bucket), store.snapshot(), Wanted(SCHEMA, columns, chosen), KeyRange())
@@ -65,24 +82,34 @@ def _scan(store: KeyValueStore, columns: list[int] | None, condition: pc.Express
     scan.end()
 
 
+def _measure(store: KeyValueStore, state: str) -> None:
+    for name, (columns, condition) in CASES.items():
+        taken = []
+        for _ in range(9):
+            began = time.process_time()
+            _scan(store, columns, condition)
+            taken.append((time.process_time() - began) * 1e9 / ROWS)
+        first, median = taken[0], statistics.median(taken[2:])
+        print(f"{state}; {name}: {median:.1f} ns of processor time a row, the first scan {first:.1f}")
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        store = KeyValueStore.open(Path(folder) / "bucket", SharedMemory(Limits()))
+        store = KeyValueStore.open(Path(folder) / "bucket", _Unmerged(Limits()))
         order = np.random.default_rng(7).permutation(ROWS).astype(np.int64)
         for start in range(0, ROWS, WRITTEN):
-            rows = _rows(np.sort(order[start : start + WRITTEN]))
-            group = row_keys(SCHEMA, rows).to_pylist(), encode_rows(rows, SCHEMA).to_pylist()
-            store.write([group], start + WRITTEN, start + WRITTEN)
-        store.close()
-        store = KeyValueStore.open(Path(folder) / "bucket", SharedMemory(Limits()))
-        time.sleep(5)  # RocksDB merges the files
-        for name, (columns, condition) in CASES.items():
-            taken = []
-            for _ in range(9):
-                began = time.process_time()
-                _scan(store, columns, condition)
-                taken.append((time.process_time() - began) * 1e9 / ROWS)
-            print(f"{name}: {statistics.median(taken[2:]):.0f} ns of processor time a row")
+            _write(store, order[start : start + WRITTEN], start + WRITTEN)
+        store.flush()
+        _measure(store, f"never merged, {len(store.live_files())} files")
+        with store._files as database:
+            database.compact_range(None, None)
+        above = 0
+        for waiting in WAITING:
+            while above < waiting:
+                above += 1
+                _write(store, order[: ROWS : ROWS // WRITTEN] + above, ROWS + above)
+                store.flush()
+            _measure(store, f"{above} files above")
         store.close()
 
 

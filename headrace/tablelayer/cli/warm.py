@@ -17,6 +17,7 @@ KERNEL_MODULES = (
     "headrace.tablelayer.model.rows.stored",
     "headrace.tablelayer.server.stored_message",
     "headrace.tablelayer.server.store.table_kernels",
+    "headrace.tablelayer.server.store.pruning",
     "headrace.tablelayer.server.store.prefix_tables",
     "headrace.tablelayer.server.merge.aggregation",
     "headrace.protocol.records.decode",

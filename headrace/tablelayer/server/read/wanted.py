@@ -18,7 +18,7 @@ from headrace.tablelayer.model.schema.schema import Schema
 from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.server import stored_message
 from headrace.tablelayer.server.read.stored_groups import FilteredGroups
-from headrace.tablelayer.server.store.sorted_tables import StoredRows
+from headrace.tablelayer.server.store.stored_rows import StoredRows
 
 if TYPE_CHECKING:
     from headrace.tablelayer.server.services import Services

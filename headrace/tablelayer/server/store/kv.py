@@ -57,8 +57,9 @@ from headrace.tablelayer.server.store.room_reads import (
     values_that_fit,
 )
 from headrace.tablelayer.server.store.shared_memory import FILES_MERGED, SharedMemory, files_merged_from
-from headrace.tablelayer.server.store.sorted_tables import SortedTables, StoredRows
+from headrace.tablelayer.server.store.sorted_tables import SortedTables
 from headrace.tablelayer.server.store.store_snapshot import SnapshotTables, StoreSnapshot
+from headrace.tablelayer.server.store.stored_rows import StoredRows
 from headrace.tablelayer.server.store.table_index import UnknownTableError
 from headrace.tablelayer.server.store.table_kernels import Indices
 

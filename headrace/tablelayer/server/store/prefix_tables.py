@@ -23,7 +23,8 @@ from headrace.tablelayer.model.arrays.arrays import Bytes, sealed
 from headrace.tablelayer.model.arrays.memory import Int64, copy_bytes, int32_at, word_at
 from headrace.tablelayer.server.room import Room
 from headrace.tablelayer.server.store.file_cache import FileCache
-from headrace.tablelayer.server.store.sorted_tables import LiveFiles, StoredRows, checked
+from headrace.tablelayer.server.store.sorted_tables import LiveFiles, checked
+from headrace.tablelayer.server.store.stored_rows import StoredRows
 from headrace.tablelayer.server.store.table_index import UnknownTableError, read_bytes, read_index
 from headrace.tablelayer.server.store.table_kernels import (
     AT,
@@ -47,6 +48,7 @@ from headrace.tablelayer.server.store.table_kernels import (
     Table,
     advance,
     compared,
+    first_block,
     smallest,
     varint_at,
 )
@@ -154,19 +156,6 @@ def _rows_of(
 
 
 @njit(cache=True, nogil=True)
-def _first_block(separators: Table, first: Int64, stop: Int64, key: Int64, length: Int64) -> Int64:
-    """Return the first of a file's blocks whose separator is not below a key; `stop` if there is none."""
-    low, high = first, stop
-    while low < high:
-        middle = (low + high) >> 1
-        if compared(separators[middle, 0], separators[middle, 1], key, length, 0) < 0:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-@njit(cache=True, nogil=True)
 def _restart_before(at: Int64, end: Int64, stop: Int64, key: Int64, length: Int64) -> Int64:
     """Return the address of the last restart point of a block whose key is below `key`, else that of its first entry.
 
@@ -227,7 +216,7 @@ def rows_of_prefixes(
     for index in range(len(counts)):
         prefix, prefix_length = arena.ctypes.data + offsets[index], offsets[index + 1] - offsets[index]
         for file in range(files):
-            block = _first_block(separators, starts[file], starts[file + 1], prefix, prefix_length)
+            block = first_block(separators, starts[file], starts[file + 1], prefix, prefix_length)
             cursors[file, BLOCK] = block
             if block == starts[file + 1]:
                 cursors[file, BLOCK] = -1

@@ -3,7 +3,8 @@
 RocksDB's Python iterator makes one object a row under the interpreter's lock. Here a piece of a scan is planned from
 the indexes of the files, its blocks are read, and kernels (`table_kernels.py`) check and merge them. A snapshot of
 RocksDB stays open meanwhile: compactions keep what it sees, so that each present set of files has its rows, and entries
-with a higher sequence number do not count. The rows in memory are flushed first.
+with a higher sequence number do not count. The rows in memory are flushed first. With a filter, `pruning` chooses the
+blocks to read.
 
 Anything that these functions do not know or that looks damaged raises UnknownTableError: RocksDB's own iterator then
 reads, and decides. Format: RocksDB's `table/format.cc`, block-based tables of format version 5.
@@ -11,20 +12,20 @@ reads, and decides. Format: RocksDB's `table/format.cc`, block-based tables of f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 
 from headrace.broker.runtime.ports import Disk
-from headrace.tablelayer.model.arrays.arrays import binary_array, ends_to_offsets, variable_values
+from headrace.tablelayer.model.arrays.arrays import Mask
 from headrace.tablelayer.server.store import table_kernels as kernels
 from headrace.tablelayer.server.store.file_cache import FileCache
+from headrace.tablelayer.server.store.pruning import Blocks, Groups, blocks_to_read, make_statistics
+from headrace.tablelayer.server.store.stored_rows import StoredRows
 from headrace.tablelayer.server.store.table_index import (
     TableIndex,
     UnknownTableError,
@@ -42,54 +43,12 @@ _TOGETHER_BYTES_MAX: Final = 96 << 20
 _SKEW: Final = 4
 _RUNS_MAX: Final = 64
 _ATTEMPTS: Final = 8
-_BLOCKS_OF_GROUP: Final = 64
-"""Number of blocks, of 16 KiB, that have statistics together."""
-_STATISTICS_MAX: Final = 4096
-"""Maximum number of groups of a file with statistics, those of different columns counted apart."""
+_GAP_BYTES: Final = 32 << 10
+"""Maximum size of blocks between two others that are read with them: another read costs as much."""
 
 
 LiveFiles = Callable[[], list[dict[str, Any]]]
 """Returns what `Rdict.live_files` does."""
-
-
-class StoredRows(msgspec.Struct, frozen=True):
-    """Encoded rows at addresses, in memory that `owners` keep."""
-
-    addresses: Indices
-    lengths: Indices
-    owners: Sequence[object] = ()
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    @classmethod
-    def of(cls, values: Sequence[bytes]) -> StoredRows:
-        array = pa.array(values, pa.binary())
-        offsets, data = variable_values(array)
-        starts = offsets.astype(np.int64)
-        return cls(data.ctypes.data + starts[:-1], np.diff(starts), (array, data))
-
-    @classmethod
-    def joined(cls, parts: Sequence[StoredRows]) -> StoredRows:
-        """Return the rows of all parts, one part after another."""
-        if len(parts) == 1:
-            return parts[0]
-        return cls(
-            np.concatenate([part.addresses for part in parts]),
-            np.concatenate([part.lengths for part in parts]),
-            [part.owners for part in parts],
-        )
-
-    def take(self, chosen: npt.NDArray[Any]) -> StoredRows:
-        """Return some of the rows; `chosen` has their indexes, or a bool for each row."""
-        return StoredRows(self.addresses[chosen], self.lengths[chosen], self.owners)
-
-    def array(self) -> pa.BinaryArray:
-        """Return a copy. Raises ValueError beyond 2 GiB."""
-        offsets = ends_to_offsets(self.lengths)
-        data = np.empty(offsets[-1], np.uint8)
-        kernels.gather(self.addresses, self.lengths, offsets, data)
-        return binary_array(offsets, data)
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -108,50 +67,54 @@ class Limits(msgspec.Struct, frozen=True):
         return Limits(self.rows - len(rows), self.value_bytes - size, made, self.width, self.expansion)
 
 
-class Groups(Protocol):
-    """A filter of a scan that knows from statistics which groups of blocks have no matching row."""
-
-    key: Hashable
-    """The form of the statistics: filters with equal keys share them."""
-    verdicts: dict[tuple[str, int], bool]
-    """The groups that were asked about, by file and number; true: it has no matching row."""
-
-    def statistics(self, rows: StoredRows) -> object:
-        """Return the statistics of rows; None if there are none."""
-
-    def excludes(self, statistics: Any) -> bool:
-        """Return whether no row with these statistics matches."""
-
-
-class _Run(msgspec.Struct):
-    """One file of a sorted run, and its blocks `first` to `stop` that can have keys of the range.
+class _Run(Blocks):
+    """One file of a sorted run, and its blocks that can have keys of the range.
 
     `end_key` is the last key of the file if the run goes on in other files, else None.
     """
 
     path: Path
-    index: TableIndex
-    first: int
-    stop: int
     end_key: bytes | None
-    name: str
-    is_oldest: bool
-    """Whether no file has older versions of the file's keys."""
+    chosen: Mask | None = None
+    """Whether each of the blocks has to be read; None: all."""
+    sizes: Indices | None = None
+    """With `chosen`, the bytes to read before each of the blocks, and in all."""
     taken: int = 0
 
     @property
-    def bytes_left(self) -> int:
-        return self.index.span(self.first, self.stop)[1]
-
-    @property
     def bytes_taken(self) -> int:
-        return self.index.span(self.first, self.taken)[1]
+        if self.sizes is None:
+            return self.index.span(self.first, self.taken)[1]
+        return int(self.sizes[self.taken - self.first])
+
+    def choose(self, chosen: Mask) -> None:
+        sizes = self.index.blocks[self.first : self.stop, 1] + kernels.TRAILER_BYTES
+        self.chosen, self.sizes = chosen, np.append(0, np.cumsum(np.where(chosen, sizes, 0)))
 
     def take_to(self, bound: bytes | None) -> None:
         """Take the blocks that can have keys up to a bound; None: all."""
         self.taken = self.stop
         if bound is not None:
             self.taken = min(self.stop, self.index.first_from(bound + b"\x00") + 1)
+
+    def share(self, part: int, whole: int) -> int:
+        """Return the number of first blocks, at least one, that have part/whole of the taken bytes."""
+        if self.sizes is None:
+            return max(1, (self.taken - self.first) * part // whole)
+        size = self.bytes_taken * part // whole
+        return max(1, int(np.searchsorted(self.sizes, size, "right")) - 1)
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """Return the ranges of taken blocks that are read together; blocks in small gaps are read too."""
+        if self.chosen is None:
+            return [(self.first, self.taken)] if self.first < self.taken else []
+        wanted = np.flatnonzero(self.chosen[: self.taken - self.first]) + self.first
+        if not len(wanted):
+            return []
+        begins, ends = self.index.blocks[wanted, 0], self.index.blocks[wanted].sum(axis=1)
+        gaps = np.flatnonzero(begins[1:] - ends[:-1] > _GAP_BYTES)
+        firsts, lasts = wanted[np.append(0, gaps + 1)], wanted[np.append(gaps, -1)]
+        return list(zip(firsts.tolist(), (lasts + 1).tolist(), strict=True))
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -212,14 +175,16 @@ class SortedTables:
         """Return the rows of some blocks."""
         for _ in range(_ATTEMPTS):
             try:
-                runs = self._runs(live_files(), lower, upper)
+                runs = self._runs(live_files(), lower, upper, groups)
                 end = _planned(runs, min(_TOGETHER_BYTES, max(_TOGETHER_BYTES_MIN, limits.value_bytes)))
                 return self._read(runs, lower, upper, end, sequence, limits, groups)
             except FileNotFoundError:
                 continue  # a compaction has replaced a file since it was listed
         raise UnknownTableError("the files change too fast")
 
-    def _runs(self, files_now: list[dict[str, Any]], lower: bytes, upper: bytes | None) -> list[_Run]:
+    def _runs(
+        self, files_now: list[dict[str, Any]], lower: bytes, upper: bytes | None, groups: Groups | None
+    ) -> list[_Run]:
         wanted = [
             file
             for file in files_now
@@ -227,20 +192,18 @@ class SortedTables:
         ]
         runs = []
         for files in _sorted_runs(wanted):
-            here = files[0]
-            path = self._path / here["name"].lstrip("/")
-            index = self._indexes.get(self, here["name"], partial(read_index, self._disk, path))
-            count = len(index.blocks)
-            stop = count if upper is None else min(count, index.first_from(upper) + 1)
-            end_key = here["end_key"] if len(files) > 1 else None
-            is_oldest = all(
-                other is here
-                or other["level"] < here["level"]
-                or other["end_key"] < here["start_key"]
-                or other["start_key"] > here["end_key"]
-                for other in wanted
-            )
-            runs.append(_Run(path, index, index.first_from(lower), stop, end_key, here["name"], is_oldest))
+            name, level, start_key = (files[0][part] for part in ("name", "level", "start_key"))
+            path = self._path / name.lstrip("/")
+            index = self._indexes.get(self, name, partial(read_index, self._disk, path))
+            first, stop = index.first_from(lower), len(index.blocks)
+            if upper is not None:
+                stop = max(first, min(stop, index.first_from(upper) + 1))
+            end_key = files[0]["end_key"] if len(files) > 1 else None
+            runs.append(_Run(name, level, start_key, index, first, stop, path, end_key))
+        masks = None if groups is None else blocks_to_read(runs, lower, groups)
+        if masks is not None:
+            for run, chosen in zip(runs, masks, strict=True):
+                run.choose(chosen)
         return runs
 
     def _read(
@@ -255,20 +218,24 @@ class SortedTables:
     ) -> Piece:
         owners: list[Any] = []
         places, sizes, starts = [], [], [0]
+        parts: list[tuple[_Run, int, int]] = []
         for run in runs:
             starts.append(starts[-1])
-            for first, stop in self._chosen(run, groups):
+            for first, stop in run.ranges():
                 some_places, some_sizes = self._blocks(run, first, stop, owners)
                 places.append(some_places)
                 sizes.append(some_sizes)
+                parts.append((run, first, stop - first))
                 starts[-1] += stop - first
-        if not starts[-1]:
-            return Piece(StoredRows.of([]), end, end is not None)
-        all_places, all_sizes = np.concatenate(places), np.concatenate(sizes)
-        entries, longest, ends = checked(all_places, all_sizes, owners)
         bound, is_inclusive = upper, False
         if end is not None and (upper is None or end < upper):
             bound, is_inclusive = end, True
+        if not starts[-1]:
+            return Piece(StoredRows.of([]), end if is_inclusive else None, is_inclusive)
+        all_places, all_sizes = np.concatenate(places), np.concatenate(sizes)
+        entries, longest, ends = checked(all_places, all_sizes, owners)
+        if groups is not None:
+            make_statistics(parts, all_places, ends, entries, owners, groups)
         count = min(
             entries + 1, limits.rows
         )  # so that the limit of rows alone is never reached by all entries
@@ -307,52 +274,6 @@ class SortedTables:
         blocks = run.index.blocks[first:stop]
         return blocks[:, 0] + (data.ctypes.data - position), blocks[:, 1].copy()
 
-    def _chosen(self, run: _Run, groups: Groups | None) -> list[tuple[int, int]]:
-        """Return the ranges of the run's taken blocks that have to be read.
-
-        Rows that do not match may be left out only if they hide no older version that might match.
-        """
-        if groups is None or not run.is_oldest or run.index.has_tags:
-            return [(run.first, run.taken)] if run.first < run.taken else []
-        if len(run.index.filtered) < 2:
-            run.index.filtered.add(id(groups))
-        chosen: list[tuple[int, int]] = []
-        at = run.first
-        while at < run.taken:
-            group = at // _BLOCKS_OF_GROUP
-            stop = min(run.taken, (group + 1) * _BLOCKS_OF_GROUP)
-            if not self._is_excluded(run, group, groups):
-                if chosen and chosen[-1][1] == at:
-                    chosen[-1] = chosen[-1][0], stop
-                else:
-                    chosen.append((at, stop))
-            at = stop
-        return chosen
-
-    def _is_excluded(self, run: _Run, group: int, groups: Groups) -> bool:
-        verdict = groups.verdicts.get((run.name, group))
-        if verdict is None:
-            known, key = run.index.statistics, (groups.key, group)
-            # Statistics cost about as much as the scan, so that the first scan makes none.
-            is_worth_it = len(run.index.filtered) > 1 and len(known) < _STATISTICS_MAX
-            if key not in known and is_worth_it:
-                known[key] = groups.statistics(self._all_rows(run, group))
-            statistics = known.get(key)
-            verdict = statistics is not None and groups.excludes(statistics)
-            groups.verdicts[run.name, group] = verdict
-        return verdict
-
-    def _all_rows(self, run: _Run, group: int) -> StoredRows:
-        """Return all versions of rows in a group of blocks."""
-        owners: list[Any] = []
-        first = group * _BLOCKS_OF_GROUP
-        stop = min(len(run.index.blocks), first + _BLOCKS_OF_GROUP)
-        places, sizes = self._blocks(run, first, stop, owners)
-        entries, _, ends = checked(places, sizes, owners)
-        addresses, lengths = np.empty(entries, np.int64), np.empty(entries, np.int64)
-        found = kernels.rows_of(places, ends, addresses, lengths)
-        return StoredRows(addresses[:found], lengths[:found], owners)
-
 
 def _sorted_runs(files: Sequence[dict[str, Any]]) -> Sequence[list[dict[str, Any]]]:
     """Return files in groups in each of which they follow each other without a common key.
@@ -377,21 +298,20 @@ def _sorted_runs(files: Sequence[dict[str, Any]]) -> Sequence[list[dict[str, Any
 def _planned(runs: Sequence[_Run], piece_bytes: int) -> bytes | None:
     """Choose the blocks of a piece; return the last key that they have to have, None for all.
 
-    The runs are cut at one key. It comes from the largest run, which gets its share of `piece_bytes`.
+    The runs are cut at one key. It comes from the run with the most bytes to read, which gets its share of
+    `piece_bytes`.
     """
-    limit = min((run.end_key for run in runs if run.end_key is not None), default=None)
-    left = sum(run.bytes_left for run in runs)
-    if left <= piece_bytes:
-        bound = limit
-        for run in runs:
-            run.take_to(bound)
+    bound = min((run.end_key for run in runs if run.end_key is not None), default=None)
+    for run in runs:
+        run.take_to(bound)
+    taken = sum(run.bytes_taken for run in runs)
+    if taken <= piece_bytes:
         return bound
-    largest = max(runs, key=lambda run: run.bytes_left)
-    blocks = max(1, (largest.stop - largest.first) * piece_bytes // left)
+    largest = max(runs, key=lambda run: run.bytes_taken)
+    blocks = largest.share(piece_bytes, taken)
     while True:
-        bound = largest.index.separator(largest.first + blocks - 1)
-        if limit is not None:
-            bound = min(bound, limit)
+        cut = largest.index.separator(largest.first + blocks - 1)
+        bound = cut if bound is None else min(bound, cut)
         for run in runs:
             run.take_to(bound)
         taken = sum(run.bytes_taken for run in runs)
@@ -399,7 +319,7 @@ def _planned(runs: Sequence[_Run], piece_bytes: int) -> bytes | None:
             return bound
         # Keys of another run are dense here. It has one block behind the bound, which does not count.
         largest = max(runs, key=lambda run: run.bytes_taken)
-        blocks = (largest.taken - largest.first - 1) // 2
+        blocks = min(largest.share(1, 2), largest.taken - largest.first - 1)
         if not blocks or largest.index.separator(largest.first + blocks - 1) >= bound:
             if taken > _TOGETHER_BYTES_MAX:
                 raise UnknownTableError(f"blocks of {taken} bytes would be read together")

@@ -11,7 +11,9 @@ from headrace.broker.runtime.ports import Threads
 from headrace.tablelayer.model.types.sizes import RowCost
 from headrace.tablelayer.server.store.layout import META_KEY, KeyRange, decode_meta
 from headrace.tablelayer.server.store.open_stores import Use
-from headrace.tablelayer.server.store.sorted_tables import Groups, Limits, SortedTables, StoredRows
+from headrace.tablelayer.server.store.pruning import Groups
+from headrace.tablelayer.server.store.sorted_tables import Limits, SortedTables
+from headrace.tablelayer.server.store.stored_rows import StoredRows
 from headrace.tablelayer.server.store.table_index import UnknownTableError
 
 # a piece of a scan may take this much in Arrow's form, however little is requested

@@ -5,6 +5,7 @@ Format: RocksDB's `table/format.cc`, block-based tables of format version 5. Any
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Hashable
 from pathlib import Path
 from struct import Struct
@@ -27,6 +28,7 @@ _MAGIC: Final = 0x88E241B785F4CFF7
 _FORMAT_VERSION: Final = 5
 _XXH3: Final = 4
 _TAG_BYTES: Final = 8
+NO_ZONE: Final = -1
 _META_BLOCK_BYTES_MAX: Final = 1 << 20
 _PROPERTIES: Final = b"rocksdb.properties"
 _META_BLOCKS: Final = frozenset({_PROPERTIES, b"fullfilter.rocksdb.BuiltinBloomFilter"})
@@ -46,6 +48,15 @@ class UnknownTableError(Exception):
     """A table file is damaged, or has a form that the kernels do not know."""
 
 
+class Zones(msgspec.Struct, frozen=True):
+    """Statistics of zones, each some blocks of a file. `of_block` has the index of each block's zone, or `NO_ZONE`."""
+
+    of_block: npt.NDArray[np.int32]
+    known: list[object]
+    lock: threading.Lock
+    """Held while zones are added."""
+
+
 class TableIndex(msgspec.Struct, frozen=True):
     """The index of one file: `blocks` is int64[n, 2] (position, size); separators as in `table_kernels.read_index`."""
 
@@ -54,10 +65,8 @@ class TableIndex(msgspec.Struct, frozen=True):
     separators: Table
     has_tags: bool
     """Whether versions of one key can be in several blocks."""
-    statistics: dict[tuple[Hashable, int], object]
-    """The statistics by `Groups.key` and number of the group of blocks."""
-    filtered: set[int]
-    """Numbers that show whether one or several filtered scans came here."""
+    statistics: dict[Hashable, Zones]
+    """The statistics by `Groups.key` (`pruning`)."""
 
     @property
     def size(self) -> int:
@@ -167,9 +176,7 @@ def read_index(disk: Disk, path: Path) -> TableIndex:
         if found != count:
             raise UnknownTableError(f"{path.name} has no valid index")
         used = int(separators[-1].sum()) if count else 0
-        return TableIndex(
-            blocks, sealed(arena[: used + tag_bytes].copy()), separators, tag_bytes > 0, {}, set()
-        )
+        return TableIndex(blocks, sealed(arena[: used + tag_bytes].copy()), separators, tag_bytes > 0, {})
     finally:
         file.close()
 

@@ -255,6 +255,19 @@ def first_block_from(arena: Bytes, separators: Table, key: Bytes) -> Int64:
 
 
 @njit(cache=True, nogil=True)
+def first_block(separators: Table, first: Int64, stop: Int64, key: Int64, length: Int64) -> Int64:
+    """Return the first of a file's blocks whose separator is not below a key; `stop` if there is none."""
+    low, high = first, stop
+    while low < high:
+        middle = (low + high) >> 1
+        if compared(separators[middle, 0], separators[middle, 1], key, length, 0) < 0:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@njit(cache=True, nogil=True)
 def advance(cursors: Table, words: Words, run: int, places: Indices, ends: Indices, sequence: int) -> Int64:
     """Move a run's cursor to its next entry with a sequence number up to `sequence`; the block is -1 at the end."""
     key, length = cursors[run, KEY], cursors[run, KEY_LENGTH]
@@ -448,15 +461,16 @@ def read_index(
 
 
 @njit(cache=True, nogil=True)
-def rows_of(places: Indices, ends: Indices, addresses: Indices, lengths: Indices) -> Int64:
-    """Fill in the places of all versions of rows in blocks that `count` has seen; return their number.
+def rows_of(places: Indices, ends: Indices, addresses: Indices, lengths: Indices, counts: Indices) -> Int64:
+    """Fill in the places of all versions of rows in blocks that `count` has seen, and the number of rows of each block.
 
-    A row has at least two bytes, and a deletion has none.
+    A row has at least two bytes, and a deletion has none. Return the number of rows.
     """
     found = np.int64(0)
     for index in range(len(places)):
         at, end = places[index], ends[index]
         first: Int64 = np.int64(0)
+        before = found
         while at < end:
             shared, at = varint_at(at, end)
             other, at = varint_at(at, end)
@@ -467,6 +481,7 @@ def rows_of(places: Indices, ends: Indices, addresses: Indices, lengths: Indices
                 addresses[found], lengths[found] = at + other, size
                 found += 1
             at += other + size
+        counts[index] = found - before
     return found
 
 
@@ -505,5 +520,5 @@ def warm() -> None:
         nothing,
         writable,
     )
-    rows_of(nothing, nothing, nothing, nothing)
+    rows_of(nothing, nothing, nothing, nothing, nothing)
     gather(nothing, nothing, np.zeros(1, np.int32), writable)

@@ -21,7 +21,13 @@ from headrace.tablelayer.model.types.column_types import BIGINT, STRING
 from headrace.tablelayer.model.types.sizes import RowCost
 from headrace.tablelayer.server.limits import Limits
 from headrace.tablelayer.server.read.stored_groups import FilteredGroups
-from headrace.tablelayer.server.store import sorted_tables, store_snapshot, table_index, table_kernels
+from headrace.tablelayer.server.store import (
+    pruning,
+    sorted_tables,
+    store_snapshot,
+    table_index,
+    table_kernels,
+)
 from headrace.tablelayer.server.store.file_cache import FileCache
 from headrace.tablelayer.server.store.kv import KeyValueStore
 from headrace.tablelayer.server.store.layout import KeyRange
@@ -240,13 +246,20 @@ def test_a_damaged_file_never_gives_other_rows(tmp_path: Path, compression: str)
 
 
 def test_scans_compile_no_kernel_that_warming_up_has_not_compiled(tmp_path: Path) -> None:
-    table_kernels.warm()
-    kernels = [each for each in vars(table_kernels).values() if hasattr(each, "signatures")]
+    modules = (table_kernels, pruning)
+    for module in modules:
+        module.warm()
+    kernels = [each for module in modules for each in vars(module).values() if hasattr(each, "signatures")]
     before = [len(kernel.signatures) for kernel in kernels]
     store = KeyValueStore.open(tmp_path / "kv", SmallMemory(Limits()))
-    store.write([([b"\x01a", b"\x01b"], [b"1", b"2"])], 1, 2)
+    store.write([stored({each: each for each in range(3)})], 1, 3)
     snapshot = store.snapshot()
-    assert rows_of(snapshot, KeyRange(upper=b"\x01b"), random.Random(1)) == [b"1"]
+    assert len(rows_of(snapshot, KeyRange(upper=key_of(2)), random.Random(1))) == 2
+    found = []
+    for _ in range(2):
+        snapshot.seek(KeyRange(upper=key_of(2)), FilteredGroups(filter_of(pc.field("a") > 5)))
+        found.append(len(snapshot.next_rows(1 << 20, sys.maxsize, COST)[0]))
+    assert found == [2, 0], "the second scan did not call the kernel that chooses blocks"
     assert [len(kernel.signatures) for kernel in kernels] == before
     snapshot.end()
     store.close()
@@ -273,7 +286,28 @@ def stored(rows: dict[int, int]) -> tuple[list[bytes], list[bytes | None]]:
     ids = sorted(rows)
     columns = {"id": ids, "a": [rows[each] for each in ids], "text": [f"{each:040}" for each in ids]}
     values = encode_rows(pa.RecordBatch.from_pydict(columns, schema=SCHEMA.arrow()), SCHEMA).to_pylist()
-    return [b"\x01" + (each + (1 << 63)).to_bytes(8, "big") for each in ids], values
+    return [key_of(each) for each in ids], values
+
+
+def key_of(number: int) -> bytes:
+    return b"\x01" + (number + (1 << 63)).to_bytes(8, "big")
+
+
+def filter_of(condition: pc.Expression) -> Filter:
+    return Filter.parse(encode_filter(condition, SCHEMA), SCHEMA)
+
+
+def bytes_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list to which each read of blocks adds its size."""
+    read: list[int] = []
+    read_bytes = table_index.read_bytes
+
+    def counted(disk: Disk, path: Path, position: int, size: int) -> bytes:
+        read.append(size)
+        return read_bytes(disk, path, position, size)
+
+    monkeypatch.setattr(sorted_tables, "read_bytes", counted)
+    return read
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -282,26 +316,22 @@ def test_statistics_skip_blocks_and_change_no_answer(
 ) -> None:
     rng = random.Random(seed)
     monkeypatch.setattr(sorted_tables, "_TOGETHER_BYTES", 1 << rng.randrange(13, 21))
-    monkeypatch.setattr(sorted_tables, "_BLOCKS_OF_GROUP", rng.choice([1, 2, 3]))
-    read: list[int] = []
-    read_bytes = sorted_tables.read_bytes
-
-    def counted(disk: Disk, path: Path, position: int, size: int) -> bytes:
-        read.append(size)
-        return read_bytes(disk, path, position, size)
-
-    monkeypatch.setattr(sorted_tables, "read_bytes", counted)
-    store = KeyValueStore.open(tmp_path / "kv", SmallMemory(Limits()))
+    monkeypatch.setattr(pruning, "_ZONE_BLOCKS", rng.choice([1, 2, 3]))
+    monkeypatch.setattr(pruning, "_ZONES_OF_FILE", rng.choice([2, 64]))
+    read = bytes_read(monkeypatch)
+    memory = SmallMemory(Limits())
+    memory.compacts = bool(seed % 2)
+    store = KeyValueStore.open(tmp_path / "kv", memory)
     model = {each: each for each in range(6_000)}
     held: list[tuple[StoreSnapshot, dict[int, int]]] = []
+    nears: list[int] = []
 
     def check(snapshot: StoreSnapshot, then: dict[int, int]) -> int:
         """Compare a filtered scan with the model; return the number of bytes that it has read."""
-        low = rng.randrange(6_000)
+        low = rng.choice([*nears[-4:], rng.randrange(6_000)])
         condition = (pc.field("a") >= low) & (pc.field("a") < low + 60)
-        wanted = Filter.parse(encode_filter(condition, SCHEMA), SCHEMA)
         read.clear()
-        snapshot.seek(KeyRange(), FilteredGroups(wanted))
+        snapshot.seek(KeyRange(), FilteredGroups(filter_of(condition)))
         found: list[dict[str, Any]] = []
         has_more = True
         while has_more:
@@ -315,13 +345,15 @@ def test_statistics_skip_blocks_and_change_no_answer(
     for step in range(20):
         if step:
             # The new values are near each other: older versions match where no row of the newest file does.
-            near = rng.randrange(6_000)
-            changed = {
-                rng.randrange(6_000): near + rng.randrange(60) for _ in range(rng.choice((1, 50, 300)))
-            }
-            keys, values = stored(changed)
-            store.write([(keys, values)], step, 0)
-            model |= changed
+            for _ in range(2):
+                near = rng.randrange(6_000)
+                nears.append(near)
+                count = rng.choice((1, 50, 300))
+                changed = {rng.randrange(6_000): near + rng.randrange(60) for _ in range(count)}
+                store.write([stored(changed)], step, 0)
+                model |= changed
+                if rng.random() < 0.5:
+                    store.flush()
             gone = rng.sample(sorted(model), 50)
             keys, _ = stored(dict.fromkeys(gone, 0))
             store.write([(keys, [None] * len(keys))], step, 0)
@@ -337,12 +369,70 @@ def test_statistics_skip_blocks_and_change_no_answer(
             check(snapshot, then)
     for snapshot, _ in held:
         snapshot.end()
-    keys, values = stored({each: each for each in range(6_000)})
-    store.write([(keys, values)], 21, 6_000)
-    store._files._database.compact_range(None, None)
+    model = {each: each for each in range(6_000)}
+    store.write([stored(model)], 21, 6_000)
+    with store._files as database:
+        database.set_options({"disable_auto_compactions": "true"})
+        database.compact_range(None, None)
     snapshot = store.snapshot()
-    everything = check(snapshot, {each: each for each in range(6_000)})
-    check(snapshot, {each: each for each in range(6_000)})
-    assert check(snapshot, {each: each for each in range(6_000)}) < everything / 4
+    everything = check(snapshot, model)
+    check(snapshot, model)
+    assert check(snapshot, model) < everything / 4
     snapshot.end()
+    store.close()
+
+
+def test_statistics_skip_blocks_while_files_wait_for_a_merge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = bytes_read(monkeypatch)
+    memory = SmallMemory(Limits())
+    memory.compacts = False
+    store = KeyValueStore.open(tmp_path / "kv", memory)
+    store.write([stored({each: each for each in range(12_000)})], 1, 12_000)
+    store._files._database.compact_range(None, None)
+    for step in range(5):
+        changed = {each: each for each in range(step, 12_000, 6)}
+        store.write([stored(changed)], 2 + step, 12_000)
+        store.flush()
+    files = store.live_files()
+    assert sorted({file["level"] for file in files}) == [0, 6]
+    snapshot = store.snapshot()
+    for _ in range(2):
+        read.clear()
+        snapshot.seek(
+            KeyRange(), FilteredGroups(filter_of((pc.field("a") > 5_000) & (pc.field("a") < 5_060)))
+        )
+        rows, _, has_more = snapshot.next_rows(1 << 22, sys.maxsize, COST)
+        assert not has_more
+        found = {row["a"] for row in decode_rows(rows.array(), SCHEMA).to_pylist()}
+        assert found >= set(range(5_001, 5_060))
+    assert sum(read) < sum(file["size"] for file in files) / 4
+    snapshot.end()
+    store.close()
+
+
+def test_a_scan_forgets_its_verdicts_with_the_index_of_the_file(tmp_path: Path) -> None:
+    memory = SmallMemory(Limits())
+    memory.compacts = False
+    store = KeyValueStore.open(tmp_path / "kv", memory)
+    store.write([stored({each: each for each in range(3_000)})], 1, 3_000)
+    snapshot, other = store.snapshot(), store.snapshot()
+    groups = FilteredGroups(filter_of((pc.field("a") < 10) | (pc.field("a") >= 2_990)))
+
+    def matching(keys: KeyRange, rows_max: int, scan: StoreSnapshot = other) -> list[int]:
+        scan.seek(keys, groups if scan is snapshot else FilteredGroups(filter_of(pc.field("a") >= 0)))
+        rows, _, _ = scan.next_rows(1 << 22, rows_max, COST)
+        found = [row["a"] for row in decode_rows(rows.array(), SCHEMA).to_pylist()]
+        return [each for each in found if each < 10 or each >= 2_990]
+
+    matching(KeyRange(), sys.maxsize)
+    assert matching(KeyRange(), 10, snapshot) == list(range(10))
+    store._tables.forget()
+    # The statistics are made in another order now.
+    matching(KeyRange(lower=key_of(1_500)), sys.maxsize)
+    matching(KeyRange(), sys.maxsize)
+    assert matching(KeyRange(lower=key_of(10)), sys.maxsize, snapshot) == list(range(2_990, 3_000))
+    snapshot.end()
+    other.end()
     store.close()
