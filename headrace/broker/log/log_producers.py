@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from headrace.broker.log import recovery
+from headrace.broker.log.health import LogHealth
 from headrace.broker.log.producer_state import ProducerState
 from headrace.broker.log.segment_chain import SegmentChain
 from headrace.broker.runtime.ports import Clock, Disk
@@ -14,15 +15,22 @@ from headrace.protocol.errors import ErrorCode, KafkaError
 class LogProducers:
     """The state of the idempotent and transactional producers at the end of one log.
 
-    Every method but `expire` loads the state if necessary, and raises the errors of `recovery.load_producers` then.
+    Every method but `expire` loads the state if necessary. Raises KafkaError if it cannot be read.
     """
 
-    __slots__ = ("_chain", "_clock", "_directory", "_disk", "loaded")
+    __slots__ = ("_chain", "_clock", "_directory", "_disk", "_health", "loaded")
 
     def __init__(
-        self, disk: Disk, directory: Path, chain: SegmentChain, clock: Clock, loaded: ProducerState | None
+        self,
+        disk: Disk,
+        directory: Path,
+        chain: SegmentChain,
+        clock: Clock,
+        health: LogHealth,
+        loaded: ProducerState | None,
     ) -> None:
         self._disk = disk
+        self._health = health
         self._directory = directory
         self._chain = chain
         self._clock = clock
@@ -30,6 +38,10 @@ class LogProducers:
         """The state, or None before it is needed. None is assigned when the log's end moves back."""
 
     def state(self) -> ProducerState:
+        return self._health.reading(self.load) if self.loaded is None else self.loaded
+
+    def load(self) -> ProducerState:
+        """Do the same as `state`, also in a log that is not usable. Raises OSError, CorruptLogError and DecodeError."""
         if self.loaded is None:
             self.loaded = recovery.load_producers(
                 self._disk,

@@ -87,9 +87,9 @@ class PartitionLog:
             config,
             max(begin.log_start_offset, begin.compacted_to, begin.tiered_to),
         )
-        self._producers = LogProducers(disk, directory, self._chain, clock, recovered.producers)
         self._folder = LogFolder(disk, directory, companions, was_clean=recovered.report.was_clean)
         self._health = LogHealth(directory.name)
+        self._producers = LogProducers(disk, directory, self._chain, clock, self._health, recovered.producers)
         self._durability = Durability(self._chain, self._folder, self._epochs, self._health, begin)
         self._parts = LogParts(
             name=directory.name,
@@ -258,7 +258,7 @@ class PartitionLog:
         """The first offset of the earliest open transaction, None if none is open. Raises KafkaError."""
         producers = self._producers.loaded
         if producers is None:
-            producers = self._health.reading(self._producers.state)
+            producers = self._producers.state()
         offset = producers.first_unstable_offset
         return offset if offset is None else max(offset, self.log_start_offset)
 
@@ -466,7 +466,7 @@ class PartitionLog:
             # A small log is read at once, so it needs no files that make reading faster.
             is_small = self.segment_count == 1 and active.is_small and not active.has_index_files()
             if not is_small:
-                self._folder.write_snapshot(self.log_end_offset, self._producers.state)
+                self._folder.write_snapshot(self.log_end_offset, self._producers.load)
             if active.size:
                 active.write_transaction_index() if is_small else active.write_indexes()
             else:

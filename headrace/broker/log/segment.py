@@ -310,10 +310,13 @@ class Segment:
         """Whether it is the first segment of a log, with so few batches that its indexes need not be on disk."""
         return self.base_offset == 0 and self.size <= self._interval_bytes
 
-    def load_small_indexes(self) -> None:
-        """Rebuild the indexes of a small segment before it grows: they may exist in its batches only."""
-        if self._index is None and self.is_small:
+    def prepare_to_grow(self) -> None:
+        """Load what `appended` needs, which must not fail. The indexes of a small segment may exist in its batches
+        only.
+        """
+        if self._index is None or self._time_index is None:
             self._load_indexes()
+        self._largest = self.largest
 
     @property
     def index(self) -> OffsetIndex:

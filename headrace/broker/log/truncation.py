@@ -93,7 +93,7 @@ def _start_at(
             log.chain.begin_at(offset)
             log.producers.loaded = known
             if producers:
-                log.folder.write_snapshot(offset, log.producers.state)
+                log.folder.write_snapshot(offset, log.producers.load)
             log.epochs.truncate_from_end(0)
             for epoch, start_offset in epochs:
                 log.epochs.assign(epoch, start_offset)

@@ -195,7 +195,7 @@ class LogWriter:
                 ErrorCode.FENCED_LEADER_EPOCH,
                 f"leader epoch {leader_epoch} cannot write after epoch {epochs.latest}",
             )
-        self._health.reading(self._chain.active.load_small_indexes)
+        self._health.reading(self._chain.active.prepare_to_grow)
         try:
             if self._folder.is_marked_clean:
                 self._folder.unmark_clean()
@@ -223,7 +223,7 @@ class LogWriter:
         """Seal the active segment and begin another, whose file is made by its first batch. Raises KafkaError."""
         try:
             self._chain.active.seal()
-            self._folder.write_snapshot(self._chain.active.end_offset, self._producers.state)
+            self._folder.write_snapshot(self._chain.active.end_offset, self._producers.load)
             self._folder.has_new_names = True
             self._chain.extend()
         except OSError as error:

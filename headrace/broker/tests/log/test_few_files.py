@@ -111,6 +111,41 @@ def test_a_lack_of_descriptors_ends_one_operation(world, files, error, work) -> 
     assert log.failure is None
 
 
+WORK = {
+    "append": lambda world, log: world.append(log),
+    "many": lambda world, log: [world.append(log) for _ in range(9)],
+    "roll": lambda world, log: log.roll(),
+    "producers": lambda world, log: log.producers(),
+    "transactions": lambda world, log: log.open_transactions(),
+    "marker": lambda world, log: log.check_end_marker(1, 0, is_next_epoch=False),
+    "cleaning": lambda world, log: log.last_of_producers(),
+    "unstable": lambda world, log: log.first_unstable_offset,
+}
+
+
+@pytest.mark.parametrize("skip", range(4))
+@pytest.mark.parametrize("work", WORK)
+@pytest.mark.parametrize("count", [2, 5, 20])
+def test_a_lack_of_descriptors_ends_the_first_operation_of_a_log_that_was_opened_again(
+    world, files, count, work, skip
+) -> None:
+    """The state of its producers and its indexes are read when they are needed."""
+    before = batches_of(log := filled(world, count))
+    log.close()
+    log = world.open(**SEGMENTS)
+    world.disk.fail(Fault("open", errno.EMFILE, times=100, skip=skip))
+    with suppress(KafkaError):
+        WORK[work](world, log)
+    world.disk.heal()
+    assert log.failure is None
+    assert batches_of(log)[: len(before)] == before
+    end_offset = log.log_end_offset
+    assert world.append(log).base_offset == end_offset
+    found = batches_of(log)
+    log.close()
+    assert batches_of(world.open(**SEGMENTS)) == found
+
+
 @pytest.mark.parametrize("suffix", ["", ".log"])
 @pytest.mark.parametrize("skip", range(6))
 def test_a_commit_without_descriptors_for_folders_and_names_is_done_later(world, files, suffix, skip) -> None:
