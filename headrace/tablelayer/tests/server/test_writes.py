@@ -33,16 +33,18 @@ def hold_stores(table: Table, *, after: bool = False, reached: asyncio.Event | N
     services, release = table.partition.hooks.services, asyncio.Event()
     real = services.run
 
+    def run(work: Any, *arguments: Any) -> asyncio.Future[Any]:
+        is_store = getattr(work, "__func__", None) is Tablet.store
+        return asyncio.ensure_future(held(work, *arguments)) if is_store else real(work, *arguments)
+
     async def held(work: Any, *arguments: Any) -> Any:
-        if getattr(work, "__func__", None) is not Tablet.store:
-            return await real(work, *arguments)
         result = await real(work, *arguments) if after else None
         if reached is not None:
             reached.set()
         await release.wait()
         return result if after else await real(work, *arguments)
 
-    services.run = held
+    services.run = run
     table.partition.hooks.tablet.store_at_once = lambda count: False
     return release
 
