@@ -51,6 +51,8 @@ _ZONES_MAX: Final = 1024
 _STATISTICS_MAX: Final = 4096
 """Maximum number of statistics of a file, those of different columns counted apart."""
 _FORMS_MAX: Final = 64
+_WORTH_READING: Final = 0.9
+"""Share of blocks that may match from which on all are read."""
 _UNKNOWN, _EXCLUDED, _MAY_MATCH = 0, 1, 2
 _NO_VERDICTS: Final = np.array([_MAY_MATCH], np.int8)
 """The last verdict, of index `NO_ZONE`, is that of blocks without a zone."""
@@ -88,8 +90,8 @@ def blocks_to_read(files: Sequence[Blocks], lower: bytes, groups: Groups) -> lis
     Keys below `lower` do not count.
     """
     may_match = [_may_match(file, groups) for file in files]
-    if all(mask.all() for mask in may_match):
-        return None
+    if sum(map(np.count_nonzero, may_match)) >= _WORTH_READING * sum(map(len, may_match)):
+        return None  # choosing costs more than reading the others
     starts = np.cumsum([0, *map(len, may_match)]).astype(np.int64)
     lowest = [max(lower, file.start_key) for file in files]
     arena = bytes_array(b"".join(lowest) + bytes(kernels.SLACK))
