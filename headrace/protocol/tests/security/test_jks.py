@@ -14,6 +14,7 @@ from headrace.protocol.security.jks import MAGIC, JksError, load_jks, read_jks
 from headrace.protocol.tests.security.jks_files import KEY_PASSWORD, KEYSTORE, STORE_PASSWORD, TRUSTSTORE
 
 CERTIFICATE_VERSION = KEYSTORE.index(bytes.fromhex("a003020102")) + 4
+CERTIFICATE_SERIAL = CERTIFICATE_VERSION + 3
 
 
 def test_a_key_is_read_with_its_certificate() -> None:
@@ -57,6 +58,8 @@ def test_a_wrong_password_is_said_and_not_shown(
 
 @given(st.integers(0, len(KEYSTORE) - 1), st.integers(1, 255), st.booleans(), st.booleans())
 @example(CERTIFICATE_VERSION, 1, False, False)
+@example(CERTIFICATE_SERIAL, 128, False, False)
+@pytest.mark.filterwarnings("ignore::cryptography.utils.CryptographyDeprecationWarning")
 def test_damage_is_refused(at: int, change: int, is_cut: bool, has_password: bool) -> None:
     """With the store's password any damage is refused. Without it, reading gives an error of JKS or a store."""
     damaged = KEYSTORE[:at] if is_cut else KEYSTORE[:at] + bytes([KEYSTORE[at] ^ change]) + KEYSTORE[at + 1 :]
