@@ -115,6 +115,7 @@ class SystemListeningSocket:
 
     def accept(self, *, send_buffer_bytes: int) -> tuple[Stream, str, int]:
         sock, address = self._sock.accept()
+        self._spare = _spare() if self._spare is None else self._spare
         sock.setblocking(False)
         _set_options(sock)
         if send_buffer_bytes >= 0:
@@ -123,7 +124,8 @@ class SystemListeningSocket:
         return sock, host, port
 
     def turn_away(self) -> None:
-        spare, self._spare = self._spare, None
+        # Another thread may have taken the last one before a connection was accepted with it.
+        spare, self._spare = _spare() if self._spare is None else self._spare, None
         if spare is None:
             return
         os.close(spare)

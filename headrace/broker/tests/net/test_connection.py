@@ -21,6 +21,7 @@ from headrace.broker.net.limits import Limits
 from headrace.broker.net.listener import Network
 from headrace.broker.net.pool import SMALLEST, FramePool
 from headrace.broker.net.reply import CloseConnection, Pending
+from headrace.broker.net.sockets import SystemListeningSocket
 
 
 def frame(body: bytes) -> bytes:
@@ -590,30 +591,54 @@ def test_clients_are_turned_away_while_there_are_no_descriptors() -> None:
     async def test() -> None:
         async with network(echo, accept_pause_seconds=0.01) as net:
             loop = asyncio.get_running_loop()
-            sock = socket.socket()
-            sock.setblocking(False)
-            held = []
+            clients, held = [socket.socket() for _ in range(20)], list[int]()
             gc.collect()  # what an earlier test left would be closed later, and give a descriptor back
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
             try:
-                with suppress(OSError):
-                    while True:
-                        held.append(os.open(os.devnull, os.O_RDONLY))
-                await loop.sock_connect(sock, ("127.0.0.1", net.port))
-                assert await asyncio.wait_for(loop.sock_recv(sock, 1), 10) == b""
+                for sock in clients:  # threads of earlier tests may still give descriptors back
+                    with suppress(OSError):
+                        while True:
+                            held.append(os.open(os.devnull, os.O_RDONLY))
+                    sock.setblocking(False)
+                    await loop.sock_connect(sock, ("127.0.0.1", net.port))
+                    answer = None
+                    with suppress(TimeoutError):
+                        answer = await asyncio.wait_for(loop.sock_recv(sock, 1), 1)
+                        break
+                assert answer == b""
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
                 for descriptor in held:
                     os.close(descriptor)
-            assert not net.connection_count
+                for sock in clients:
+                    sock.close()
+            await until(lambda: not net.connection_count)
             reader, writer = await asyncio.open_connection("127.0.0.1", net.port)
             writer.write(frame(b"a"))
             assert await read_frame(reader) == b"a"
             await close(writer)
-            sock.close()
 
     run(test)
+
+
+async def test_a_spare_descriptor_that_another_thread_took_is_replaced() -> None:
+    listening = SystemListeningSocket(bound := socket.create_server(("127.0.0.1", 0)))
+    bound.setblocking(False)
+    listening.start(10, lambda: None)
+    for accepts in (False, True):
+        assert listening._spare is not None
+        os.close(listening._spare)
+        listening._spare = None
+        with socket.create_connection((listening.host, listening.port), 5) as client:
+            if accepts:
+                accepted, _, _ = listening.accept(send_buffer_bytes=-1)
+                accepted.close()
+            else:
+                listening.turn_away()
+            assert client.recv(1) == b""
+    assert listening._spare is not None
+    listening.close()
 
 
 class Stood:
