@@ -128,6 +128,8 @@ def _rows_of(
         return counts, StoredRows.of([])
     longest = max(table.longest for table in tables)
     left = room.max_bytes - room.used
+    # The kernel has addresses in it: memory of its own would be freed after the last use of its name.
+    keys = sealed(np.zeros((len(tables) + 1) * (longest + SLACK) + SLACK, np.uint8))
     capacity = _ROWS_OF_PREFIX * len(prefixes)
     while True:
         addresses, lengths = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
@@ -138,6 +140,7 @@ def _rows_of(
             np.concatenate([table.stops for table in tables]),
             np.concatenate([table.separators for table in tables]),
             longest,
+            keys,
             arena,
             offsets,
             np.array([left, room.cost.width, room.cost.expansion], np.int64),
@@ -190,6 +193,7 @@ def rows_of_prefixes(
     stops: Indices,
     separators: Table,
     key_bytes: int,
+    keys: Bytes,
     arena: Bytes,
     offsets: Indices,
     limits: Indices,
@@ -205,7 +209,6 @@ def rows_of_prefixes(
     """
     files = len(starts) - 1
     capacity = key_bytes + SLACK
-    keys = np.zeros((files + 1) * capacity + SLACK, np.uint8)
     cursors = np.zeros((files, CURSOR_FIELDS), np.int64)
     words = np.zeros(files, np.uint64)
     last_at = keys.ctypes.data + files * capacity
@@ -266,6 +269,7 @@ def warm() -> None:
     """Compile the kernels, or load them from the cache."""
     nothing, table = np.empty(0, np.int64), np.empty((0, 2), np.int64)
     rows_of_prefixes(
-        np.zeros(1, np.int64), nothing, nothing, nothing, table, 0, sealed(np.zeros(SLACK, np.uint8)),
+        np.zeros(1, np.int64), nothing, nothing, nothing, table, 0,
+        sealed(np.zeros(3 * SLACK, np.uint8)), sealed(np.zeros(SLACK, np.uint8)),
         np.zeros(1, np.int64), np.zeros(3, np.int64), nothing, nothing, nothing,
     )  # fmt: skip

@@ -257,6 +257,7 @@ class SortedTables:
             addresses,
             lengths,
             last,
+            np.zeros((len(starts) - 1) * (longest + kernels.SLACK) + kernels.SLACK, np.uint8),
         )
         if found == UNKNOWN:
             raise UnknownTableError("an entry of an unknown kind")

@@ -335,6 +335,7 @@ def merge(
     out_addresses: Indices,
     out_lengths: Indices,
     last: Bytes,
+    keys: Bytes,
 ) -> tuple[Int64, Int64, Int64]:
     """Merge runs of blocks into the rows that a snapshot has, in key order.
 
@@ -342,13 +343,13 @@ def merge(
     Rows are not below `lower`, and, if `is_bounded`, below or up to `upper`, which has `SLACK` more bytes. Entries with
     a sequence number above `sequence` do not count. `limits` are rows, bytes of values, bytes of rows in Arrow's form,
     and the width and the factor of these (`RowCost`); the row that reaches a limit is included. `last` becomes the
-    key of the last row that was looked at.
+    key of the last row that was looked at. `keys` has `runs * (key_bytes + SLACK) + SLACK` bytes: only its address is
+    used, so that memory made here would be freed after the last use of its name.
 
     Return (rows or UNKNOWN, length of `last`, ENDED or FULL).
     """
     runs = len(run_starts) - 1
     capacity = key_bytes + SLACK
-    keys = np.zeros(runs * capacity + SLACK, np.uint8)
     cursors = np.zeros((runs, CURSOR_FIELDS), np.int64)
     words = np.zeros(runs, np.uint64)
     for run in range(runs):
@@ -518,6 +519,7 @@ def warm() -> None:
         limits,
         nothing,
         nothing,
+        writable,
         writable,
     )
     rows_of(nothing, nothing, nothing, nothing, nothing)
