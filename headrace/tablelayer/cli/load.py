@@ -11,9 +11,10 @@ from headrace.tablelayer.cli.connect import COPYING_PATIENCE_MS, open_connection
 from headrace.tablelayer.cli.errors import CommandError
 from headrace.tablelayer.cli.options import SqlFormat
 from headrace.tablelayer.cli.shell import run_sql
+from headrace.tablelayer.model.ddl.render import quoted
 from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.sql.files import format_of
-from headrace.tablelayer.sql.types import quoted, text_literal
+from headrace.tablelayer.sql.types import text_literal
 
 
 def load_file(

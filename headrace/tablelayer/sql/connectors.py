@@ -14,11 +14,12 @@ import re
 from collections.abc import Callable, Mapping
 
 from headrace.tablelayer.model.ddl import CreateTemporaryTable
+from headrace.tablelayer.model.ddl.render import quoted
 from headrace.tablelayer.model.ddl.statements import TemporaryColumn
 from headrace.tablelayer.model.types.column_types import DataType, TypeKind
 from headrace.tablelayer.sql.errors import SqlError
 from headrace.tablelayer.sql.generators import datagen_value, faker_value
-from headrace.tablelayer.sql.types import duckdb_type, quoted, text_literal
+from headrace.tablelayer.sql.types import duckdb_type, text_literal
 
 _INSTEAD = {
     "filesystem": "name the file in a query: SELECT ... FROM 'file.csv'",

@@ -23,9 +23,9 @@ import pyarrow as pa
 
 from headrace.tablelayer.client import stopping
 from headrace.tablelayer.model.ddl import Select
+from headrace.tablelayer.model.ddl.render import quoted
 from headrace.tablelayer.sql.errors import SqlError, near
 from headrace.tablelayer.sql.sources import Source
-from headrace.tablelayer.sql.types import quoted
 
 _BATCH_ROWS = 20_000
 _UNKNOWN_COLUMN = (

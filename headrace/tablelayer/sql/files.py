@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from headrace.tablelayer.client import Connection, DataError
 from headrace.tablelayer.model.ddl import CopyFrom, CopyTo
+from headrace.tablelayer.model.ddl.render import quoted
 from headrace.tablelayer.model.json.python_values import python_values
 from headrace.tablelayer.model.rows.nested import cast
 from headrace.tablelayer.model.schema.schema import Column
@@ -26,7 +27,7 @@ from headrace.tablelayer.sql.answer import Answer
 from headrace.tablelayer.sql.assign import Assignment, without_blanks
 from headrace.tablelayer.sql.duck import Arriving, connect
 from headrace.tablelayer.sql.errors import SqlError, near
-from headrace.tablelayer.sql.types import quoted, text_literal
+from headrace.tablelayer.sql.types import text_literal
 from headrace.tablelayer.sql.writes import Writes
 
 _FORMATS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.tablelayer.model.ddl.render import quoted
 from headrace.tablelayer.model.types.column_types import DataType, TypeKind
 
 _PLAIN = {
@@ -12,10 +13,6 @@ _PLAIN = {
     TypeKind.INT: "INTEGER",
 }
 _MOMENTS = {"s": "TIMESTAMP_S", "ms": "TIMESTAMP_MS", "us": "TIMESTAMP", "ns": "TIMESTAMP_NS"}
-
-
-def quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def text_literal(text: str) -> str:

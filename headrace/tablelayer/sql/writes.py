@@ -34,6 +34,7 @@ from headrace.tablelayer.model.ddl import (
     Truncate,
     Update,
 )
+from headrace.tablelayer.model.ddl.render import quoted
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.json.python_values import python_value
 from headrace.tablelayer.model.options.table_options import DeleteBehavior
@@ -46,7 +47,6 @@ from headrace.tablelayer.sql.duck import connect, in_arrow
 from headrace.tablelayer.sql.errors import SqlError
 from headrace.tablelayer.sql.keys import are_values
 from headrace.tablelayer.sql.overwrite import Overwrite
-from headrace.tablelayer.sql.types import quoted
 
 _ROWS_AT_ONCE = 200_000
 _OPEN_MAX = 16

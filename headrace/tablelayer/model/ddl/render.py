@@ -23,6 +23,11 @@ def quote_name(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
+def quoted(name: str) -> str:
+    """Return a name in double quotes, as DuckDB and SQL's standard have them."""
+    return '"' + name.replace('"', '""') + '"'
+
+
 def quote_text(text: str) -> str:
     """Return a text in single quotes."""
     return "'" + text.replace("'", "''") + "'"

@@ -47,7 +47,3 @@ class Respelled:
         written = self._text[start : end + 1]
         plain = written[1:-1].replace(written[:1] * 2, written[:1]) if written[:1] in ('"', "`") else written
         return (start, end + 1) if plain == name.name else None
-
-
-def quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

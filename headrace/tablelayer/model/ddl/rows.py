@@ -12,6 +12,7 @@ from sqlglot import Token, TokenType
 
 from headrace.tablelayer.model.ddl.errors import DdlError
 from headrace.tablelayer.model.ddl.literals import read_literal
+from headrace.tablelayer.model.ddl.render import quoted
 from headrace.tablelayer.model.ddl.statements import (
     CopyFrom,
     CopyTo,
@@ -269,7 +270,7 @@ class RowsReader:
         if stream.accept("FROM"):
             return CopyFrom(path, columns, *self.file())
         stream.expect("TO")
-        names = "*" if columns is None else ", ".join('"' + name.replace('"', '""') + '"' for name in columns)
+        names = "*" if columns is None else ", ".join(map(quoted, columns))
         select = self.reader.analyzed(f'SELECT {names} FROM "{path.database}"."{path.table}"')
         return CopyTo(select, *self.file())
 

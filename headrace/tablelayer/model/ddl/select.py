@@ -44,7 +44,8 @@ from headrace.tablelayer.model.ddl.reads import (
     conditions_by_table,
     qualified_name,
 )
-from headrace.tablelayer.model.ddl.respelled import Respelled, quoted
+from headrace.tablelayer.model.ddl.render import quoted
+from headrace.tablelayer.model.ddl.respelled import Respelled
 from headrace.tablelayer.model.ddl.scopes import defining
 from headrace.tablelayer.model.ddl.simple_queries import (
     is_plain_column,
