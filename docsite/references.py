@@ -122,8 +122,8 @@ def command_line() -> str:
         "# The `headrace` command",
         "",
         "`HEADRACE_SERVER` replaces `--server`, `HEADRACE_CONFIG` replaces `--config`. The exit code is 0, or 1 with a"
-        " sentence on standard error, or 2 for a command that is used wrongly. `-o json` writes an object a line, with"
-        " everything that the table has.",
+        " sentence on standard error, or 2 for a command that is used wrongly. `-o json` writes one object per line, with"
+        " all columns of the table.",
         "",
     ]
     for words, command in commands():

@@ -40,7 +40,9 @@ IdsOption = Annotated[list[str] | None, _named("A transactional id")]
 TokensOption = Annotated[list[str] | None, _named("A delegation token, by its owner")]
 UsersOption = Annotated[list[str] | None, _named("A user, for rights on its tokens")]
 ClusterOption = Annotated[bool, typer.Option("--cluster", help="The cluster itself.")]
-PrefixedOption = Annotated[bool, typer.Option("--prefixed", help="The names are beginnings of names.")]
+PrefixedOption = Annotated[
+    bool, typer.Option("--prefixed", help="Match all resources whose names begin with the given names.")
+]
 DenyOption = Annotated[bool, typer.Option("--deny", help="Deny the operations instead of allowing them.")]
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @cluster.command()
 def status(output: FormatOption = Format.TABLE, server: ServerOption = DEFAULT_SERVER) -> None:
-    """Show the brokers, those that are away too, and whether all partitions have a leader.
+    """Show all brokers, including those that are away, and whether all partitions have a leader.
 
     The exit code is 1 if a partition has no leader. `headrace cluster health` is stricter.
 
@@ -149,7 +149,7 @@ def _reasons(server: str, at_least: int) -> list[str]:
 
 @cluster.command()
 def brokers(output: FormatOption = Format.TABLE, server: ServerOption = DEFAULT_SERVER) -> None:
-    """List the brokers, those that are not alive too.
+    """List all brokers, including those that are not alive.
 
     \b
       headrace cluster brokers
@@ -247,7 +247,11 @@ def adopt(
 
 
 @cluster.command()
-def drain(broker: int, dry_run: DryRunOption = False, server: ServerOption = DEFAULT_SERVER) -> None:
+def drain(
+    broker: Annotated[int, typer.Argument(help="Id of the broker.", show_default=False)],
+    dry_run: DryRunOption = False,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
     """Move all partitions away from a broker, before it is removed. Clients continue to work.
 
     \b
@@ -279,7 +283,7 @@ def drain(broker: int, dry_run: DryRunOption = False, server: ServerOption = DEF
 
 @cluster.command()
 def rebalance(dry_run: DryRunOption = False, server: ServerOption = DEFAULT_SERVER) -> None:
-    """Move partitions so that all brokers hold and lead equally many, after one was added. Clients continue to work.
+    """Move partitions so that all brokers hold and lead the same number, after one was added. Clients continue to work.
 
     \b
       headrace cluster rebalance --dry-run

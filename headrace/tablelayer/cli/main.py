@@ -299,7 +299,8 @@ def load(
 ) -> None:
     """Write the rows of a file to a table. If it does not exist, create it with the columns and types of the file.
 
-    A row with the primary key of another one replaces it. Types that do not suit: change the statement of --print.
+    A row with the primary key of another one replaces it. To choose other types, change the statement that --print
+    shows and run it.
 
     \b
       headrace load orders.csv shop.orders --key id
@@ -550,10 +551,10 @@ def tier(
 
     Takes tables with 'table.datalake.enabled'='true', and plain topics with 'datalake.enabled'='true'. Needs Java 17
     or 21 and the `spark` extra. Tiered offsets are inside the lake's own snapshots, so running it twice, or two of
-    them at once, changes nothing.
+    them at once, duplicates no row.
 
     The exit code of --once is 0 when the lake is up to date, 1 when a table could not be tiered, and 3 when another
-    tierer held every table, so that this one did nothing.
+    tiering job held every table, so that this one did nothing.
 
     \b
       headrace tier --once
@@ -651,7 +652,7 @@ def restore(
     as_of: Annotated[
         str | None,
         typer.Option(
-            "--as-of", metavar="TIME", help="Restore the newest backup that is not newer than this time."
+            "--as-of", metavar="TIME", help="Restore the newest backup that was made at this time or before."
         ),
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="Only list the backups.")] = False,

@@ -402,7 +402,7 @@ def lookup(
     output: FormatOption = Format.TABLE,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """Look rows up by primary key, or by a bucket key that is its prefix. Exit code 1 if there is none.
+    """Look up rows by primary key, or by a bucket key that is its prefix. The exit code is 1 if there is no row.
 
     \b
       headrace tables lookup fruit 1 2

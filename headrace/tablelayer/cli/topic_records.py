@@ -165,7 +165,8 @@ def tail(
     output: FormatOption = Format.TABLE,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """Show the last records of a topic as a Kafka client sees them, or records of some place, key or header.
+    """Show the last records of a topic as a Kafka client sees them, or those from an offset or time, or with a key or
+    header.
 
     A table is shown in its Kafka view. With --key or --header, the whole topic is searched unless --offset or --from
     says where to begin. Partitions without a leader are left out, with a message.
@@ -219,7 +220,7 @@ def delete_records(
     output: FormatOption = Format.TABLE,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """Delete the records before a place, for good.
+    """Delete the records before an offset or a time, permanently.
 
     \b
       headrace topics delete-records clicks --before 2024-09-19T12:00:00 --dry-run

@@ -84,7 +84,7 @@ class AsyncKafkaAdmin:
         return Deadline(self._cluster.config.delivery_timeout_ms)
 
     async def describe_cluster(self) -> ClusterDescription:
-        """Return the cluster's brokers, those that are away too, and its partitions, internal topics included."""
+        """Return the brokers, including those that are away, and the partitions, including internal topics."""
         return await describe_cluster(self._cluster)
 
     async def placements(self) -> list[Placement]:
