@@ -60,8 +60,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Leave the garbage collector off meanwhile, and what was imported and collected out of later collections, which
-    took a tenth of the tests' time.
+    """Switch the garbage collector off during the collection, and freeze the objects that it makes. Later runs of the
+    garbage collector took a tenth of the tests' time.
     """
     gc.disable()
     try:

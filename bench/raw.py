@@ -214,7 +214,7 @@ def drive(
 ) -> Load:
     """Run one connection for each of `requests`, to the servers in turn, `under_way` of its requests at a time.
 
-    It ends with the requests or, if that is earlier, after `seconds`; those under way then are still answered.
+    It ends with the requests or, if that is earlier, after `seconds`. Requests under way at that time are answered.
     """
     if isinstance(servers, Server):
         servers = [servers]

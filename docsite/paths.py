@@ -15,9 +15,9 @@ _PATH = re.compile(r"\.?\w[\w.-]*(?:/[\w.*-]+)*/?(?:::\w+)?")
 
 
 def dead_paths(page: Path) -> Iterator[str]:
-    """Return a line for each path that begins with a folder of the repository's top and is not there.
+    """Return a line for each path that begins with a top folder of the repository and does not exist.
 
-    A path may have `*`, and a test behind `::`, whose function the file must have.
+    A path may have `*`. A test may follow `::`; the file must have its function.
     """
     text = _FENCE.sub(lambda found: "\n" * found[0].count("\n"), page.read_text(encoding="utf-8"))
     for code in _CODE.finditer(text):

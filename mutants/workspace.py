@@ -79,7 +79,7 @@ class Workspace:
 
     @contextmanager
     def mutated(self, mutant: Mutant) -> Iterator[None]:
-        """Apply the mutant to the copy. Raise InvalidMutantError if its text does not stand there exactly once."""
+        """Apply the mutant to the copy. Raise InvalidMutantError unless the file has its text exactly once."""
         path = self.root / mutant.file
         original, times = path.read_bytes(), path.stat()
         changed = mutant.applied(original.decode())

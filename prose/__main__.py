@@ -44,7 +44,7 @@ def folder(path: Path) -> str:
 
 
 def tree(paths: list[Path]) -> Iterator[tuple[Path, Finding]]:
-    """Return what breaks a rule in the files below `paths`."""
+    """Return the sentences that break a rule in the files below `paths`."""
     for path in files(paths):
         for passage in passages_of(ROOT / path):
             for finding in findings(passage):

@@ -18,6 +18,8 @@ RULES = {
     "headless-who": "name the client or broker: `the client that asks`, not `those who ask`",
     "is-no": "write `is not a` instead of `is no`, or say what is wrong",
     "so-many": "name the number: `at most limit rows`, not `at most so many rows`",
+    "what": "name the object: `Return the bytes of the region`, not `Return what the region has`",
+    "also-if": "write `even if`, or name the case in a sentence of its own",
     "long": f"write at most {MAX_WORDS} words in a sentence",
     "backticks": "write `single` backticks in docstrings",
 }
@@ -57,7 +59,10 @@ _PHRASES = {
     ),
     "is-no": re.compile(rf"\b(?:is|are|was|were|be|been) (?:none|no)\b(?! (?:{_COMPARED})\b)"),
     "so-many": re.compile(r"\bso (?:long|many|much)\b(?! (?:as|that)\b)"),
+    "also-if": re.compile(r"\balso if\b"),
 }
+_WHAT = re.compile(r"[A-Z][a-z]+ (?:what|whatever|who|whom|whoever)\b")
+"""A docstring whose verb has no object: `Return what ...`."""
 _CODE = re.compile(r"(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.DOTALL)
 _EXAMPLE = re.compile(r"^\s*\\b\n(?:.*\S.*\n?)*", re.MULTILINE)
 """A block that typer prints as it is."""
@@ -70,7 +75,7 @@ _LEAD = " \n\t-*>\"'([_"
 
 
 def findings(passage: Passage) -> Iterator[Finding]:
-    """Return what breaks a rule in a passage."""
+    """Return the sentences of a passage that break a rule."""
     opener = _OPENERS.get(passage.kind, _OPENER)
     for at, sentence, plain in sentences(passage.text):
         line = passage.line + passage.text.count("\n", 0, at)
@@ -81,6 +86,8 @@ def findings(passage: Passage) -> Iterator[Finding]:
             and not plain.rstrip("\"')").endswith("?")
         ):
             yield Finding(line, "opener", said)
+        if passage.kind is Kind.DOCSTRING and opener is _DOCSTRING_OPENER and _WHAT.match(plain):
+            yield Finding(line, "what", said)
         for rule, phrase in _PHRASES.items():
             if phrase.search(_THERE_IS.sub("", plain) if rule == "is-no" else plain):
                 yield Finding(line, rule, said)

@@ -83,7 +83,7 @@ def _open_streams(*, unbuffered: bool) -> None:
 
 
 def main(prepared: Callable[[], Callable[[], None]]) -> None:
-    """Call what `prepared` returns in each fork. The last argument is the channel's descriptor."""
+    """Call the function that `prepared` returns, in each fork. The last argument is the channel's descriptor."""
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C reaches the whole group; the end of the channel ends this

@@ -3,7 +3,7 @@
 A history has each client's requests and answers, whether a simulation ran the clients or killed processes did. An
 outcome is OK (acknowledged), FAILED (it certainly had no effect) or UNKNOWN (it may have had one).
 
-- C1, delivery: acknowledged records are there once; records that were not sent, or that failed, are not there.
+- C1, delivery: acknowledged records exist once; records that were not sent, or that failed, do not exist.
 - C2, offsets: an offset has one value for every reader at all times; a producer's records keep their order; a reader
   goes forward; only control records and compaction leave gaps.
 - C3, logs: batches follow one another and are whole; leader epochs never go back; indexes agree with a scan.
@@ -92,7 +92,7 @@ def check_delivery(sends: Iterable[Send], found: Log, *, idempotent: bool = True
         count = counts.get(key, 0)
         if send.outcome is Outcome.OK and not count:
             problems.append(
-                f"{_name(send.place)}: {send.value!r} was acknowledged at {send.offset} and is not there"
+                f"{_name(send.place)}: {send.value!r} was acknowledged at {send.offset} and does not exist"
             )
         if send.outcome is Outcome.FAILED and count:
             problems.append(f"{_name(send.place)}: {send.value!r} had failed and is there")

@@ -1,4 +1,4 @@
-"""Find what a module takes from the system itself instead of by ports: time, randomness, threads, files, sockets."""
+"""Find the uses of the system that go around the ports: time, randomness, threads, files, sockets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ METHODS = {
 
 
 def touched(source: str) -> list[str]:
-    """Return what a module takes from the system, as `line: name`."""
+    """Return the uses of the system in a module, as `line: name`."""
     found: list[str] = []
     imported: dict[str, str] = {}
     tree = ast.parse(source)

@@ -139,7 +139,7 @@ class Application:
             )
 
     def output(self) -> str:
-        """Return what it has printed, with the log of its JVM."""
+        """Return the output of the process, with the log of its JVM."""
         return self._log.read_text(errors="replace")
 
     def ended(self) -> bool:

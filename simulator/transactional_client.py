@@ -149,7 +149,7 @@ class Client:
 
 
 async def committed_values(broker: DirectBroker, topic: str = "a", partition: int = 0) -> list[bytes | None]:
-    """Return what a read_committed consumer sees of the partition, without aborted records and markers."""
+    """Return the records of the partition that a read_committed consumer sees, without aborted records and markers."""
     values: list[bytes | None] = []
     offset, aborting = 0, set()
     while True:

@@ -98,7 +98,7 @@ class SimulatedPartition:
         self.end_offset += 1
 
     def committed(self) -> list[Written]:
-        """Return what a read_committed consumer sees: records below the last stable offset that were not aborted."""
+        """Return the records below the last stable offset that were not aborted, as a read_committed consumer does."""
         stable = self.state.first_unstable_offset
         limit = self.end_offset if stable is None else stable
         return [

@@ -104,7 +104,7 @@ def found_by(driver: Application, cluster: SparkCluster) -> dict[str, str]:
 
 
 def settings(environment: Environment, *words: str) -> list[str]:
-    """Return what `headrace spark conf` prints for spark-submit."""
+    """Return the arguments that `headrace spark conf` prints for spark-submit."""
     command = [str(environment.python.with_name("headrace")), "spark", "conf", "--format", "submit", *words]
     return subprocess.run(command, check=True, env=_alone(), capture_output=True, text=True).stdout.split()
 

@@ -70,7 +70,7 @@ def fill(address: str, compacted: dict[str, str]) -> None:
 
 
 def read(address: str, topic: str, partition: int) -> list[Row]:
-    """Return what a read_committed consumer sees."""
+    """Return the records that a read_committed consumer sees."""
     consumer = Consumer(
         {
             "bootstrap.servers": address,

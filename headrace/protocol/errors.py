@@ -218,7 +218,7 @@ class KafkaError(Exception):
 
     @property
     def retriable(self) -> bool:
-        """Whether Kafka's clients repeat a request that was answered so."""
+        """Whether Kafka's clients repeat a request that was answered with this error."""
         return self.code.retriable
 
     def __str__(self) -> str:

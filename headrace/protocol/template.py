@@ -103,7 +103,7 @@ class NumbersTemplate:
     def of(cls, message: ApiMessage, version: int, placeholders: tuple[int, ...]) -> NumbersTemplate | None:
         """From a message whose changing fields hold the `placeholders`: values that occur nowhere else.
 
-        None if in this version they are not there, not in this order, or not next to each other.
+        None if this version does not have them, or has them in another order or not next to each other.
         """
         try:
             body = message.encode(version)

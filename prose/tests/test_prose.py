@@ -93,6 +93,8 @@ def broken(text, kind=Kind.DOCSTRING):
         ("is-no", "The folders are no partitions."),
         ("is-no", "Raise ValueError for bytes that are none."),
         ("so-many", "Return at most so many rows."),
+        ("what", "Return what an answer has of the region."),
+        ("also-if", "Each row is written once, also if tasks are repeated."),
         ("so-many", "A member that is silent for so long is removed."),
         ("long", "Return " + "a row " * 20 + "."),
         ("backticks", "Return ``rows`` of a table."),
@@ -105,7 +107,7 @@ def test_a_sentence_that_breaks_a_rule_is_found(rule, text):
 @pytest.mark.parametrize(
     "text",
     [
-        "Return what a follower asks for.",
+        "Return the batches for a follower.",
         "The offsets of a partition.",
         "Whether the caller is authorized now.",
         "Call `nobody` and `is no` code.",

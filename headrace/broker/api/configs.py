@@ -436,8 +436,8 @@ def _describe_broker(config: BrokerConfig, *, for_all: bool) -> list[DescribeCon
 def _entry(
     key: ConfigKey, synonyms: list[tuple[str, str | None, int]], *, read_only: bool
 ) -> DescribeConfigsResourceResult:
-    """`synonyms` are the sources of the value, the effective one first; sources without a value are left out. The value
-    of a secret is never shown.
+    """Return the description of a configuration. `synonyms` are the sources of its value, the effective one first;
+    those without a value are left out. The value of a secret is never shown.
     """
     secret = key.type == ConfigType.PASSWORD
     _, value, source = synonyms[0]

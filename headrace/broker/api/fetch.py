@@ -158,7 +158,7 @@ class FetchApi:
                 self._leave_session(fetch)
 
     def _begin(self, fetch: Fetch, context: RequestContext) -> Work[FetchResponse | Awaitable[Any]]:
-        """Read what there is; answer it if that is enough."""
+        """Read the records that there are; answer at once if they are enough."""
         is_checked = fetch.rights.is_checked
         if not is_checked:
             fetch.rights.check()

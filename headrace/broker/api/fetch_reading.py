@@ -129,7 +129,7 @@ class Fetch:
         self.watch.wake()
 
     def forget(self, entry: Wanted) -> None:
-        """Drop what was read of an entry whose partition is gone."""
+        """Drop the bytes that were read of an entry whose partition was deleted."""
         self._begin(entry)
 
     def read(self) -> Work[None]:

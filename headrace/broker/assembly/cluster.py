@@ -216,7 +216,7 @@ class Cluster:
         await self.following.defaults_changed(config.topic_defaults(), config["producer.id.expiration.ms"])
 
     def _note_life(self) -> None:
-        """Record what the next start can rely on if this process is killed."""
+        """Record the state on which the next start can rely if this process is killed."""
         flushes_each = LogConfig.parse(self._config.topic_defaults()).flush_messages == 1
         self._storage.directory.note_life(self._incarnation, synced=flushes_each)
 

@@ -275,7 +275,7 @@ class _Writer:
         return stored, written
 
     def _put(self, data: bytes) -> tuple[str, int]:
-        """Write a chunk unless it is there; return its digest, and the number of written bytes."""
+        """Write a chunk unless it exists; return its digest, and the number of written bytes."""
         digest = hashlib.sha256(data).hexdigest()
         if _chunk(digest) in self._there:
             return digest, 0

@@ -108,7 +108,7 @@ class MemberCut:
     def __init__(
         self, parts: ClusterParts, replicas: LocalReplicas, disk: Disk, data_dir: Path, executor: Executor
     ) -> None:
-        """Note who leads what, before extensions copy their state."""
+        """Note the leaders of all partitions, before extensions copy their state."""
         self._parts = parts
         self._replicas = replicas
         self._disk = disk

@@ -66,7 +66,7 @@ class LogFlushing:
             heapq.heappush(self._due, (due, next(self._numbers), partition))
 
     async def run(self) -> None:
-        """Flush what is due, until cancelled."""
+        """Flush the logs that are due, until cancelled."""
         loop = self._loop
         all_due = loop.time() + self._interval_s
         while True:

@@ -226,7 +226,7 @@ class MetadataFollower:
         return True
 
     async def catch_up(self, *, everything: bool = False) -> bool:
-        """Follow what other brokers have written; return False if there is nothing new. The caller holds `change`."""
+        """Follow the changes of other brokers; return False if there is nothing new. The caller holds `change`."""
         before = self._metadata.image
         image, names = await read_on(self._store, before, everything=everything)
         if image is before:

@@ -81,7 +81,7 @@ class Durability:
                 self._sync(end_offset)
 
     def sync_all(self) -> None:
-        """Sync everything, also if the log is not usable any more. Raises KafkaError."""
+        """Sync everything, even if the log is no longer usable. Raises KafkaError."""
         with self.lock:
             self._sync(self._chain.active.end_offset)
 

@@ -58,7 +58,7 @@ class LogHealth:
         self.is_usable = False
 
     def reading(self, find: Callable[[], T]) -> T:
-        """Return what `find` reads from the log's files. Raises KafkaError."""
+        """Return the result of `find`, which reads the log's files. Raises KafkaError."""
         self.check()
         try:
             return find()

@@ -31,7 +31,7 @@ class FileRegion:
         return self._file.fileno()
 
     def to_send(self) -> FileRegion | bytes:
-        """Return what an answer has of the region: its bytes, if they are few. Raises OSError."""
+        """Return the region for an answer, or its bytes if they are few. Raises OSError."""
         return self.read() if self.size <= SMALL_BYTES else self
 
     def read(self) -> bytes:

@@ -224,7 +224,7 @@ class Segment:
             self._disk.remove(self.transaction_index_path)
 
     def load_transaction_index(self, count: int) -> bool:
-        """Read the aborted transactions, which must be `count`; return False if they are not there."""
+        """Read the aborted transactions, which must be `count`; return False if they do not exist."""
         if not count:
             return True
         try:
@@ -311,8 +311,8 @@ class Segment:
         return self.base_offset == 0 and self.size <= self._interval_bytes
 
     def prepare_to_grow(self) -> None:
-        """Load what `appended` needs, which must not fail. The indexes of a small segment may exist in its batches
-        only.
+        """Load the indexes that `appended` needs, because it must not fail. The indexes of a small segment may
+        exist in its batches only.
         """
         if self._index is None or self._time_index is None:
             self._load_indexes()

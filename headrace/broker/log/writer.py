@@ -185,7 +185,7 @@ class LogWriter:
         return AppendInfo(original.base_offset, original.last_offset, append_time, start, duplicate=True)
 
     def _prepare_to_write(self, leader_epoch: int, base_offset: int) -> None:
-        """Establish what a batch requires: no clean marker, an existing folder, and a known epoch.
+        """Prepare the log for a batch: no clean marker, an existing folder, and a known epoch.
 
         The epoch reaches its file with the next flush or close; until then a recovery finds it in the batch.
         """

@@ -161,7 +161,7 @@ def decode_registered(broker_id: int, node: Node) -> Registered:
 
 
 def encode_known(rack: str | None, endpoints: Sequence[tuple[str, str, int]]) -> bytes:
-    """Encode what is kept of a broker that is not alive."""
+    """Encode the rack and the endpoints of a broker that is not alive."""
     return json.dumps({"rack": rack, "endpoints": list(endpoints)}, separators=(",", ":")).encode()
 
 

@@ -131,7 +131,7 @@ class TlsTransport:
         return filled
 
     def send_alert(self) -> None:
-        """Send what TLS has to say about its end, if the socket takes it."""
+        """Send the alert with which TLS ends, if the socket accepts it."""
         if not self._sealed and self.stream.has_outgoing:
             with contextlib.suppress(OSError):
                 self._sock.send(self.stream.outgoing())

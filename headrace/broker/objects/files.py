@@ -77,7 +77,7 @@ class LocalFiles:
 
     def put(self, name: str, data: bytes | Iterable[bytes], *, create: bool = False) -> None:
         if create and self._disk.size(self._root / name) is not None:
-            raise FileExistsError(errno.EEXIST, "it is there", name)
+            raise FileExistsError(errno.EEXIST, "it exists", name)
         with self._writing(name, create=create) as partial:
             position = 0
             for part in _parts(data):
@@ -190,7 +190,7 @@ class ArrowFiles:
 
     def put(self, name: str, data: bytes | Iterable[bytes], *, create: bool = False) -> None:
         if create and name in self.names(name.rpartition("/")[0]):
-            raise FileExistsError(errno.EEXIST, "it is there", name)
+            raise FileExistsError(errno.EEXIST, "it exists", name)
         self._make_folder(name)
         with self._filesystem.open_output_stream(self._path(name)) as out:
             for part in _parts(data):
@@ -348,9 +348,9 @@ def _as_os_errors(name: str) -> Iterator[None]:
     try:
         yield
     except AlreadyExistsError:
-        raise FileExistsError(errno.EEXIST, "it is there", name) from None
+        raise FileExistsError(errno.EEXIST, "it exists", name) from None
     except NotFoundError:
-        raise FileNotFoundError(errno.ENOENT, "it is not there", name) from None
+        raise FileNotFoundError(errno.ENOENT, "it does not exist", name) from None
     except BaseError as error:
         raise OSError(errno.EIO, one_line(str(error).split("\n\n")[0], 500), name) from error
 

@@ -224,12 +224,12 @@ class DataDirectory:
         return f"{topic[:200]}-{index}.{self._clock.time_ms()}-stray"
 
     def remove_partition_set_aside(self, image: TopicImage, index: int) -> None:
-        """Remove what `set_aside_partition` renamed. Slow; call it in a thread."""
+        """Remove the folders that `set_aside_partition` renamed. Slow; call it in a thread."""
         self._disk.sync_directory(self.path)
         self._disk.remove_tree(self._deleted_dir(image.topic_id, index))
 
     def remove_set_aside(self, *images: TopicImage) -> None:
-        """Remove what `set_aside` renamed. Slow; call it in a thread."""
+        """Remove the folders that `set_aside` renamed. Slow; call it in a thread."""
         self._disk.sync_directory(self.path)
         for image in images:
             for index in range(image.partition_count):

@@ -8,7 +8,7 @@ Invariants
   (KIP-966), and could lead without records that were acknowledged or read meanwhile. It does not move either while
   replicas outside the ISR are eligible, even if they became so by a larger minimum: with a smaller one, the leader
   first ends their eligibility (`must_end_eligibility`).
-- It waits for followers that are about to join while they keep up, also if it is already beyond their ends. Otherwise a
+- It waits for followers that are about to join while they keep up, even if it is already beyond their ends. Otherwise a
   follower that is always one fetch behind would never join.
 - A follower joins when it has everything below the high watermark, and reaches the start of this epoch (rule R7), under
   a broker epoch that equals the image's (KIP-903). It leaves when it has not caught up for `replica.lag.time.max.ms`.

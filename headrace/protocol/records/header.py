@@ -256,7 +256,7 @@ def iter_headers(buffer: Buffer) -> Iterator[tuple[int, BatchHeader]]:
 def write_base_offset_and_epoch(
     buffer: bytearray | memoryview, position: int, base_offset: int, leader_epoch: int
 ) -> None:
-    """Stamp what the log decides. Both fields are outside the CRC, so nothing else changes."""
+    """Write the two fields that the log decides. Both are outside the CRC, so nothing else changes."""
     _BASE_OFFSET.pack_into(buffer, position, base_offset)
     _EPOCH.pack_into(buffer, position + EPOCH_POSITION, leader_epoch)
 

@@ -91,7 +91,7 @@ def _tokens(text: str) -> list[tuple[str, str]]:
         if kind in ("double", "single"):
             found.append(("text", _unescaped(match[kind])))
         elif kind == "other":
-            raise JaasError("a quotation that does not end, or a character that must be in one")
+            raise JaasError("an unterminated quotation, or a character that must be quoted")
         elif kind is not None:
             found.append((kind, match[kind]))
     return found

@@ -358,7 +358,7 @@ def _has_colours(stream: TextIO) -> bool:
 
 
 def _lexer() -> Lexer | None:
-    """Return what colours statements while they are typed; None without colours."""
+    """Return the lexer that colours statements while they are typed; None without colours."""
     if not _has_colours(sys.stdout):
         return None
     from pygments.lexers.sql import SqlLexer

@@ -52,11 +52,11 @@ class Decoder:
             shown["decoded"] = {"schema": number, "format": name, **_decoded(shown, data, decode, bytes_max)}
 
     def search(self) -> DecodedTexts | None:
-        """Return what decodes the keys and values of one search; None without a registry."""
+        """Return the decoder of the keys and values of one search; None without a registry."""
         return DecodedTexts(self.find) if self._registry.is_there else None
 
     def find(self, number: int) -> _Decode:
-        """Return what decodes by a schema. Raises RequestError, ValueError."""
+        """Return the decoder of a schema. Raises RequestError, ValueError."""
         return self._known(number)[1]
 
     def _found(self, number: int) -> tuple[str | None, _Decode]:
@@ -152,7 +152,7 @@ def _json(data: bytes) -> tuple[str, str | None]:
 
 
 def _avro(text: str, references: Sequence[str]) -> _Decode:
-    """Return what decodes Avro. The project's reader checks the lengths in a value; fastavro reads it.
+    """Return the decoder of an Avro schema. The project's reader checks the lengths in a value; fastavro reads it.
 
     Raises ValueError for a schema that cannot be used.
     """

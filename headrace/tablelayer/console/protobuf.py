@@ -21,7 +21,7 @@ _BY_NUMBER: Final = "fields by number: the registry gives no descriptors of this
 
 
 def decoder(registry: Registry, number: int) -> Callable[[bytes], tuple[str, str | None]]:
-    """Return what decodes the values of a schema. Raises RequestError if the registry is away."""
+    """Return the decoder of the values of a schema. Raises RequestError if the registry is away."""
     from google.protobuf import descriptor_pool, message_factory
     from google.protobuf.json_format import MessageToDict
     from google.protobuf.message import DecodeError

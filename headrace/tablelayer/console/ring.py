@@ -42,7 +42,8 @@ class Ring:
     def __init__(self, path: Path | None, cluster: str) -> None:
         """Open a file, or make it; None: keep the numbers in memory.
 
-        A file of another cluster or another version begins anew. Raises OSError, also if another process has it open.
+        A file of another cluster or another version begins anew. Raises OSError, for example if another
+        process has it open.
         """
         self._lock = threading.Lock()
         self._file: BinaryIO | None = None

@@ -119,7 +119,7 @@ class Coordinator(Protocol):
         offsets: Offsets,
         cleared: Mapping[str, UUID] = MappingProxyType({}),
     ) -> None:
-        """Report what was committed to the lake, and partitions that clients dropped and that have no rows in it.
+        """Report the offsets that the lake has now, and partitions that clients dropped and that have no rows in it.
 
         Raises TableError(FENCED_TIERING_EPOCH).
         """

@@ -83,7 +83,7 @@ class PaimonReader:
         self._snapshots = self._listed()
 
     def _entries(self, folder: str) -> list[Any]:
-        """Return what is in a folder of the table, by name."""
+        """Return the files and folders in a folder of the table, by name."""
         from pyarrow import fs
 
         found = self._files.get_file_info(fs.FileSelector(f"{self._folder}/{folder}", allow_not_found=True))

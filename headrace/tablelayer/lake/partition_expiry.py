@@ -60,7 +60,7 @@ class PartitionExpiry:
         self._connection, self._definition = connection, definition
 
     def run(self, base: LakeState) -> tuple[LakeState, str]:
-        """Expire what is too old in the lake at `base` and on the server; return the state after it, and a report.
+        """Expire old partitions in the lake at `base` and on the server; return the state after it, and a report.
 
         Raises RoundLostError, LakeError, and the errors of the client.
         """

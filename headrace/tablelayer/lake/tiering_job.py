@@ -92,7 +92,7 @@ class _Wanted:
     databases: frozenset[str]
 
     def listed(self, connection: Any) -> list[TablePath | str]:
-        """Return what is to be tiered now."""
+        """Return the tables and topics that are to be tiered now."""
         if self.named and not self.databases:
             return list(self.named)
         found = [each.name if each.is_topic else TablePath.parse(each.name) for each in list_lake(connection)]

@@ -89,7 +89,7 @@ def tier_round(
     """Run one round up to the log's present end. Its holder ends it with the coordinator.
 
     `before_commit` is called with the start and end of each piece, after the piece is written and before readers see
-    it; `may_maintain` after the last commit. `expire` is called then, also if the log has nothing new. Raises LakeError
+    it; `may_maintain` after the last commit. `expire` is called then, even if the log has nothing new. Raises LakeError
     for problems that a person must fix, and the source's errors.
     """
     started = time.monotonic()

@@ -190,7 +190,7 @@ class Tended(Protocol):
     def name(self) -> str: ...
 
     def tend(self) -> Due:
-        """Do what is due; return when more will be due."""
+        """Do the work that is due; return when more will be due."""
 
 
 class KeptStore(Protocol):

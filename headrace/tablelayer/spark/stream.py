@@ -24,7 +24,7 @@
   A catalog's stream (`readStream.table("headrace.db.t")`, `tablelayer.spark.catalog.streams`) implements both
   interfaces: there the trigger alone is enough.
 - **Partitioned tables** are read as a whole. Partitions that are added are read from their beginning; dropped ones
-  end, R18.3. Rows of an expired partition that were not read yet come from the lake, also if late rows have made a
+  end, R18.3. Rows of an expired partition that were not read yet come from the lake, even if late rows have made a
   new partition of its name. A partition that is new to the stream, and whose log does not reach back to offset 0,
   begins with its state (a PK table whose stream began "full"); otherwise its rows count as lost.
 - **Lost rows**: if retention deletes rows that the stream has not read yet, they are read from the lake, each once

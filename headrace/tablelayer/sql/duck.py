@@ -62,7 +62,7 @@ _SPILLED: list[str] = []
 
 
 def remove_spilled() -> None:
-    """Remove what queries have spilled. For a process that ends without DuckDB's own end."""
+    """Remove the files to which queries have spilled. For a process that ends without DuckDB's own end."""
     for folder in _SPILLED:
         shutil.rmtree(folder, ignore_errors=True)
 

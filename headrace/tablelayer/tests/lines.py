@@ -35,7 +35,7 @@ class Lines:
         threading.settrace(None)  # type: ignore[arg-type]
 
     def taken(self) -> Counts:
-        """Return what was counted since the last call."""
+        """Return the counts since the last call."""
         counts, self.counts = self.counts, Counter()
         return counts
 

@@ -60,7 +60,7 @@ class GroupAdministrationHandlers:
     def describe_groups(
         self, context: RequestContext, request: DescribeGroupsRequest
     ) -> Work[DescribeGroupsResponse]:
-        """Describe each group once, also if the request repeats it."""
+        """Describe each group once, even if the request repeats it."""
         response = DescribeGroupsResponse(groups=[])
         budget = AnswerBudget()
         for group_id in dict.fromkeys(request.groups):

@@ -154,7 +154,7 @@ class ConsumerGroupHandlers:
     def describe(
         self, context: RequestContext, request: ConsumerGroupDescribeRequest
     ) -> Work[ConsumerGroupDescribeResponse]:
-        """Describe each group once, also if the request repeats it."""
+        """Describe each group once, even if the request repeats it."""
         response = ConsumerGroupDescribeResponse(groups=[])
         budget = AnswerBudget()
         for group_id in dict.fromkeys(request.group_ids):

@@ -3,7 +3,7 @@
 Upgrade: a member of the consumer protocol joins a classic group of consumers. The existing members go on to use the
 classic protocol in it (`classic_members`). Each has the partitions of its last stored assignment, and the generation as
 its epoch. Partitions that it owned when it joined and was not assigned again are still being revoked; Kafka treats them
-as free, also if a cooperative member does not know yet. The new member raises the group epoch, so all others are told
+as free, even if a cooperative member does not know yet. The new member raises the group epoch, so all others are told
 of a rebalance. Requests that wait in the classic group are told to join again.
 
 Downgrade: the last member of the consumer protocol leaves. The remaining members become a classic group that begins a

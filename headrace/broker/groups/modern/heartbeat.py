@@ -98,7 +98,7 @@ def _stay(step: Step, event: ConsumerHeartbeat) -> None:
     is_new = member_id not in draft.state.members
 
     subscription = _updated(before.subscription, event)
-    # A member that changes its pattern moves partitions, also if other members use both patterns.
+    # A member that changes its pattern moves partitions, even if other members use both patterns.
     bumps = is_new or (subscription.topics, subscription.pattern) != (
         before.subscription.topics,
         before.subscription.pattern,

@@ -100,7 +100,7 @@ class AclRules:
         patterns.of_principal.setdefault(acl.principal, {})[acl] = None
 
     def remove(self, acl: Acl) -> None:
-        """Remove an ACL; no error if it is not there."""
+        """Remove an ACL, if it exists."""
         if acl not in self._acls:
             return
         del self._acls[acl]
@@ -164,7 +164,7 @@ class AclRules:
     def allowed(
         self, principal: str, host: str, operation: int, resource_type: int
     ) -> Iterable[tuple[str, bool]]:
-        """Return what ACLs allow the principal: names (False), and prefixes of names (True), "" being the prefix of all
+        """Return the names (False) and prefixes of names (True) that ACLs allow the principal; "" is the prefix of all
         names. Denials are not taken into account. The ACLs of the principal are read once.
         """
         patterns = self._types.get(resource_type)

@@ -602,7 +602,7 @@ class Worlds:
         return names
 
     async def clean(self, names: Names) -> None:
-        """Remove what listings would show from the state before."""
+        """Remove the entries of the earlier state that listings would show."""
         await revoke_all(self.full)
         await revoke_all(self.empty)
 

@@ -172,7 +172,7 @@ class AsyncSecurityAdmin:
         return taken
 
     async def grants(self, *, on: Object | None = None, principal: str | None = None) -> list[GrantListing]:
-        """Return what is allowed and denied: on a table (by any pattern), in a database, to a principal, or all."""
+        """Return the grants and denials: on a table (by any pattern), in a database, to a principal, or all."""
         doing = "list the grants"
         request = DescribeAclsRequest(
             resource_type_filter=_ANY,

@@ -48,7 +48,7 @@ def _session(connection: Connection) -> Any:
 
 
 def _variables(frame: FrameType) -> Callable[[str], Any]:
-    """Return what finds a variable of the calling function, or of its module; None if there is none."""
+    """Return a function that finds a variable of the calling function or of its module, or returns None."""
     return lambda name: frame.f_locals.get(name, frame.f_globals.get(name))
 
 

@@ -146,7 +146,7 @@ class Writer:
         )
 
     def grow(self, bucket_count: int) -> None:
-        """Use this many buckets for rows that are written from now on, if they are more than before."""
+        """Use this many buckets for rows that are written from now on, if there are more than before."""
         config = self._config
         added = range(self._definition.bucket_count, bucket_count)
         if added:

@@ -59,7 +59,7 @@ def keep_digits(tree: exp.Expr, tables: Mapping[str, pa.Schema]) -> None:
 
 
 def _other_sides(value: Any) -> list[Any]:
-    """Return what a value is compared with."""
+    """Return the expressions that a value is compared with."""
     parent = value.parent
     while only(parent, exp.Paren, "this"):
         value, parent = parent, parent.parent

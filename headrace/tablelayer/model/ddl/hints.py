@@ -66,7 +66,7 @@ _STARTS = ("full", "earliest", "latest", "timestamp")
 
 
 def sorted_options(text: str) -> tuple[ReadOptions, list[str]]:
-    """Return what a hint's text means, and the names of its options without an effect. Raises ValueError."""
+    """Return the options of a hint, and the names of those without an effect. Raises ValueError."""
     options = hint_options(text)
     start: str | None = None
     time_text = snapshot = snapshot_time = None

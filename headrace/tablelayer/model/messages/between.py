@@ -104,7 +104,7 @@ class ApplyStagedResponse(TableResponse, key=10091, kind="response", versions="0
 
 
 class DropStagedRequest(ApiMessage, key=10092, kind="request", versions="0", flexible="0+"):
-    """Drop what the broker has staged for these attempts; without attempts, for all batches up to this one."""
+    """Drop the rows that the broker has staged for these attempts; without attempts, for all batches up to this one."""
 
     table_id: UUID = uuid()
     writer: str = string()

@@ -96,7 +96,7 @@ class DroppedPartition(Struct):
 
 
 class LakeCommitRequest(ApiMessage, key=10022, kind="request", versions="0-2", flexible="0+"):
-    """Report what is in the lake already: `offsets` as they stand in snapshot `snapshot_id`.
+    """Report the offsets up to which the lake has the log: `offsets` as they stand in snapshot `snapshot_id`.
 
     `cleared`: partitions that clients dropped, and that have no rows in the lake any more. The round goes on until the
     worker ends it.

@@ -60,7 +60,7 @@ class StagedAttempt(Struct):
 
 
 class CommitStagedRequest(ApiMessage, key=10041, kind="request", versions="0-1", flexible="0+"):
-    """Write what these attempts have staged, once, in this order. The answer comes when all of it is visible.
+    """Write the rows that these attempts have staged, once, in this order. The answer comes when all are visible.
 
     A batch that is decided already stays as it is, whichever attempts are named. `single`: the writer will not send
     another batch, so the server may soon forget it.
@@ -78,7 +78,7 @@ class CommitStagedResponse(TableResponse, key=10041, kind="response", versions="
 
 
 class AbortStagedRequest(ApiMessage, key=10042, kind="request", versions="0", flexible="0+"):
-    """Drop what these attempts have staged, unless their batch is decided."""
+    """Drop the rows that these attempts have staged, unless their batch is decided."""
 
     table_id: UUID = uuid()
     writer: str = string()

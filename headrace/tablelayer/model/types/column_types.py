@@ -362,7 +362,7 @@ def from_arrow(arrow_type: pa.DataType) -> DataType:
 
 
 def more_digits(data_type: DataType, value: str) -> str:
-    """Return what is wrong with a value that has more digits of a second than the type, and the remedy."""
+    """Return the message for a value with more digits of a second than the type: the fault, and the remedy."""
     fraction = re.match(r"\d*", value.rpartition(".")[2])
     needed = 0 if fraction is None else len(fraction[0].rstrip("0"))
     digits = 6 if data_type.precision < 6 and needed <= 6 else 9

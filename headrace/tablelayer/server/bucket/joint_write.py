@@ -153,7 +153,7 @@ def log_at_once(
 
 
 async def _prepared(parts: Sequence[Part]) -> list[Any]:
-    """Return what each bucket is to log, None for a repetition.
+    """Return the write that each bucket is to log, None for a repetition.
 
     Raises TableError, KafkaError. If several rows are bad, it raises the RowError of the one that was sent first.
     """

@@ -9,7 +9,7 @@ Invariants
   has been copied from another broker (`may_fetch`). So every replica in sync can lead.
 - A read returns its staleness: rows acknowledged longer ago are in it (`broker.replication.safe_time`). The offset is
   the one applied before the read began; the time is that of the read's end. A read fails, and the reader must ask the
-  leader, if the store is staler than the reader allows or its staleness is unknown. It fails also if the log was cut,
+  leader, if the store is staler than the reader allows or its staleness is unknown. It also fails if the log was cut,
   or while this broker is fenced and may not know the leader.
 - Two replicas are at different times: a reader that changes the replica may see older rows than before.
 

@@ -155,7 +155,7 @@ class Consumption:
             return found
         batch = ArrowBatch.parse(region.read_at(position, header.size))
         schema = self._definition.versions.get(batch.schema_id)
-        # Check the whole batch again: a kernel must not be led out of its buffers, and old batches were accepted before
+        # Check the whole batch again: a kernel must not read beyond its buffers, and old batches were accepted before
         # there were checks.
         rows = batch.to_record_batch(
             schema.arrow(), untrusted=True, rows_max=_UNBOUNDED, bytes_max=STORED_BYTES_MAX

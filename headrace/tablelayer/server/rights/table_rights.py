@@ -143,7 +143,7 @@ class TableRights:
         return is_seen or bool(self._tables(context, name, shown))
 
     def _shown(self, context: RequestContext) -> _Shown:
-        """Return what ACLs show, by database; under "" are those that end within a database's name."""
+        """Return the names and prefixes that ACLs show, by database; "" has those that end within a database's name."""
         shown: _Shown = {}
         for name, is_prefix in context.allowed(Operation.DESCRIBE, _TOPIC):
             database, dot, _ = name.partition(".")

@@ -66,7 +66,7 @@ class StoreCopies:
         """Copy the store in `directory`: `checkpoint` puts it into the folder that it is given. Return the copy's id
         and files.
 
-        Raises KafkaError, also if there is no store now.
+        Raises KafkaError if that fails or there is no store.
         """
         if len(self._copies) >= COPIES_MAX:
             raise KafkaError(

@@ -30,7 +30,7 @@ class FileCache(Generic[Read]):
         self._lock = threading.Lock()
 
     def get(self, owner: object, name: str, read: Callable[[], Read]) -> Read:
-        """Return what the file `name` of a store has. `owner` is an object of that store alone, opened once."""
+        """Return the content of the file `name` of a store. `owner` is an object of that store alone, opened once."""
         with self._lock:
             found = self._known.get((owner, name))
             if found is not None:

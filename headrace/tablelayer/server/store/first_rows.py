@@ -59,7 +59,7 @@ class FirstRows:
     def answer(
         self, count: int, form: tuple[object, ...], encode: Callable[[list[bytes]], Answer | None]
     ) -> Answer | None:
-        """Return what `encode` makes of at most `count` first rows, in this form; None if the store must be read.
+        """Return the result of `encode` for at most `count` first rows in this form; None if the store must be read.
 
         `encode` is not called for the same form again, unless it returned None or a write has reached the rows.
         """

@@ -301,7 +301,7 @@ class KeyValueStore:
             return [value is None for value in map(database.get, keys)]
 
     def get_in_memory(self, keys: Sequence[bytes], bytes_max: int = sys.maxsize) -> list[bytes | None] | None:
-        """Return what `get` returns without reading from a disk. Some microseconds for each key.
+        """Return values like `get`, without reading from a disk. Some microseconds for each key.
 
         Returns None if that is not possible, or the values exceed `bytes_max`.
         """
@@ -347,7 +347,7 @@ class KeyValueStore:
         applied_offset: int,
         row_count: int,
     ) -> bool:
-        """Do what `write` does, into memory alone. Return False if that is not possible now; nothing has changed then.
+        """Write like `write`, into memory alone. Return False if that is not possible now; nothing has changed then.
 
         Raises RocksDB's errors.
         """
@@ -509,7 +509,7 @@ class KeyValueStore:
             return values_of_prefixes(database, prefixes, room, after)
 
     def rows_by_prefix(self, prefixes: Sequence[bytes], room: Room) -> tuple[Indices, StoredRows] | None:
-        """Return what `values_by_prefix` does (row counts, rows), by a kernel over the table files.
+        """Return row counts and rows like `values_by_prefix`, by a kernel over the table files.
 
         Return None, without an effect, if that is not possible: a few prefixes, rows in memory that cannot be flushed
         now, a large store, or rows that do not all fit.

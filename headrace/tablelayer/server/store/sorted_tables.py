@@ -48,7 +48,7 @@ _GAP_BYTES: Final = 32 << 10
 
 
 LiveFiles = Callable[[], list[dict[str, Any]]]
-"""Returns what `Rdict.live_files` does."""
+"""Returns the live files of a store, as `Rdict.live_files` does."""
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ class Limits(msgspec.Struct, frozen=True):
     expansion: int
 
     def after(self, rows: StoredRows) -> Limits:
-        """Return what is left of the limits."""
+        """Return the limits that are left after these rows."""
         size = int(rows.lengths.sum())
         made = self.made_bytes - len(rows) * self.width - size * self.expansion
         return Limits(self.rows - len(rows), self.value_bytes - size, made, self.width, self.expansion)

@@ -241,8 +241,8 @@ class Tablet:
         )
 
     def store_at_once(self, count: int) -> bool:
-        """Do what `store` does on the event loop. Return False if that is not possible: there is too much to store, or
-        the store is closed or stalls. Raises RocksDB's errors.
+        """Store writes like `store`, on the event loop. Return False if that is not possible: there is too much to
+        store, or the store is closed or stalls. Raises RocksDB's errors.
         """
         writes = self._pending[:count]
         if sum(write.size for write in writes) > STORED_AT_ONCE_BYTES_MAX:

@@ -123,7 +123,7 @@ for wait in (lambda: interruptible(work, lambda: 0), lambda: loop.run(asked())):
 """
 
 
-def test_ctrl_c_ends_work_and_calls_also_if_the_system_gives_the_signal_to_another_thread() -> None:
+def test_ctrl_c_ends_work_and_calls_even_if_the_system_gives_the_signal_to_another_thread() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", SIGNALLED], capture_output=True, text=True, timeout=60, check=False
     )

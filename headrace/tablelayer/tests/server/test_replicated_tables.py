@@ -154,7 +154,7 @@ def applied_at(cluster: DirectCluster, node_id: int) -> int:
 
 
 def applied_by_leader(table: Table) -> int:
-    """Return what the leader has applied, also what it has not told yet."""
+    """Return the offset up to which the leader has applied the log, told to its followers or not."""
     table.partition.advance()
     store = bucket_at(table).store
     return -1 if store is None else store.applied_offset

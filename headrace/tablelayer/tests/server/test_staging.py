@@ -135,7 +135,7 @@ def test_a_chunk_does_not_go_on_where_its_batch_was_abandoned(tmp_path: Path, mo
 async def test_a_batch_that_is_about_to_be_committed_is_not_abandoned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rule holds also if nothing was staged since the server was started."""
+    """The rule holds even if nothing was staged since the server was started."""
     monkeypatch.setattr("headrace.tablelayer.server.extension._STAGED_CHECK_SECONDS", float("inf"))
     async with tables(tmp_path) as all_tables:
         await all_tables.create("n BIGINT")  # from here on there is what commits
