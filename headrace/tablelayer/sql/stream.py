@@ -7,12 +7,14 @@ subqueries: a query that needs more than one row at a time is a stream of Spark.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 
 from headrace.tablelayer.client import ChangeType, Connection, ScanBatch, Table
 from headrace.tablelayer.lake.names import CHANGELOG_SUFFIX
 from headrace.tablelayer.model.ddl import Select
+from headrace.tablelayer.model.ddl.render import quoted
 from headrace.tablelayer.model.ddl.streams import OP, stream_query
 from headrace.tablelayer.sql.changes import as_changes, changes_schema, start_of
 from headrace.tablelayer.sql.duck import connect, in_arrow
@@ -47,7 +49,7 @@ def stream(connection: Connection, select: Select, *, files: bool = True) -> pa.
     database = connect(files=files)
     try:
         database.register("changes", source.empty_table())
-        schema = in_arrow(database.sql(query)).to_arrow_reader(1).schema
+        schema = _without_op(database.sql(query)).to_arrow_reader(1).schema
         database.unregister("changes")
     except duckdb.Error as error:
         database.close()
@@ -59,7 +61,7 @@ def stream(connection: Connection, select: Select, *, files: bool = True) -> pa.
             with table.scan(start=start, until=None) as scan:
                 for batch in scan:
                     database.register("changes", _with_op(batch, table, source, of_changes=of_changes))
-                    found = in_arrow(database.sql(query)).to_arrow_table().cast(schema)
+                    found = _without_op(database.sql(query)).to_arrow_table().cast(schema)
                     database.unregister("changes")
                     found = found if left is None else found.slice(0, left)
                     yield from found.to_batches()
@@ -71,6 +73,14 @@ def stream(connection: Connection, select: Select, *, files: bool = True) -> pa.
             database.close()
 
     return pa.RecordBatchReader.from_batches(schema, rows())
+
+
+def _without_op(answer: Any) -> Any:
+    """Leave out the column that `*` has, too. The first column is the kind of each change."""
+    if OP in answer.columns:
+        kept = [(place, name) for place, name in enumerate(answer.columns, 1) if name != OP]
+        answer = answer.project(", ".join(f"#{place} AS {quoted(name)}" for place, name in kept))
+    return in_arrow(answer)
 
 
 def _with_op(batch: ScanBatch, table: Table, source: pa.Schema, *, of_changes: bool) -> pa.Table:

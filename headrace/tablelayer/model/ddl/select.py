@@ -36,6 +36,7 @@ from headrace.tablelayer.model.ddl.known import check_known
 from headrace.tablelayer.model.ddl.lookup_joins import join_lookups
 from headrace.tablelayer.model.ddl.names import Names
 from headrace.tablelayer.model.ddl.query import PastTable, Select
+from headrace.tablelayer.model.ddl.query_tokens import check_commas, plain_arrows
 from headrace.tablelayer.model.ddl.query_types import SCHEMA
 from headrace.tablelayer.model.ddl.reads import (
     are_all_conditions,
@@ -181,11 +182,16 @@ def _respelled(text: str, tree: exp.Expr) -> Respelled:
     own = Respelled(text)
     if tree.find(exp.Pivot) is not None:
         own.give_up()  # its tree is not the text's (`_parse_one`)
-    if "->" in text:
-        own.give_up()  # in DuckDB j -> 'a' = 1 is j -> ('a' = 1), and x -> x + 1 not a lambda
+    if "->" in text and plain_arrows(text, tokens_of(text)) != text:
+        own.give_up()
     if any(map(_is_flinks, tree.find_all(exp.DataType))):
         own.give_up()
     return own
+
+
+def _plain_arrows(text: str) -> str:
+    """Return the text with arrows that mean the same everywhere, as far as possible. Raises TokenError."""
+    return plain_arrows(text, tokens_of(text)) or text if "->" in text else text
 
 
 def _is_flinks(node: exp.DataType) -> bool:
@@ -211,6 +217,11 @@ def _renamed(schema: pa.Schema, alias: exp.TableAlias) -> pa.Schema:
     names = [column.name for column in alias.args.get("columns") or ()]
     fields = [field.with_name(name) for field, name in zip(schema, names, strict=False)]
     return pa.schema([*fields, *list(schema)[len(fields) :]])
+
+
+def tokens_of(text: str) -> list[Any]:
+    """Return a query's words. Raises TokenError."""
+    return _Queries().tokenize(text)
 
 
 def parsed(select: Select) -> exp.Expr:
@@ -338,9 +349,11 @@ def analyze(sql: str, start: int, end: int, names: Names) -> Select:
             sorted_options(hint_text(text, first, last))
         except ValueError as error:
             raise DdlError(str(error), sql, start + first, last - first) from None
-    written = marked(text, hints) if hints else text
     try:
-        tree = _parse_one(written)
+        tree = _parse_one(marked(text, hints) if hints else text)
+        if (plain := _plain_arrows(text)) != text:
+            text, hints = plain, hints_in(plain)
+            tree = _parse_one(marked(text, hints) if hints else text)
     except ParseError as error:
         if hints:
             raise _misplaced_hint(sql, start, text, hints) from None
@@ -359,7 +372,7 @@ def analyze(sql: str, start: int, end: int, names: Names) -> Select:
         expanded |= _expanded(tree, database, names.views, own)  # the right sides of such joins
         if changed or joined or hints or expanded:
             kept = None if changed or joined or hints else own.text()
-            text = kept or tree.sql(dialect=DuckDB)
+            text = kept or _plain_arrows(tree.sql(dialect=DuckDB))
             tree = _parse_one(text)
     except ValueError as error:
         raise DdlError(str(error), sql, start, len(text)) from None
@@ -403,8 +416,10 @@ def analyze(sql: str, start: int, end: int, names: Names) -> Select:
 
 def _parse_one(text: str) -> exp.Expr:
     """Parse a query. PIVOT, UNPIVOT and VALUES become the source of a SELECT. Raises ParseError, TokenError."""
+    tokens = tokens_of(text)
+    check_commas(tokens)
     try:
-        trees = sqlglot.parse(text, read=_Queries)
+        trees = _Queries().parser().parse(tokens, text)
     except ParseError:
         end = _end_of_pivot(text)
         if end is None:
@@ -428,7 +443,7 @@ def _parse_one(text: str) -> exp.Expr:
 
 def _end_of_pivot(text: str) -> int | None:
     """Return where the ORDER BY, LIMIT or OFFSET after a PIVOT statement begins, which the parser does not read."""
-    depth, tokens = 0, _Queries().tokenize(text)
+    depth, tokens = 0, tokens_of(text)
     if tokens and tokens[0].text.upper() in ("PIVOT", "PIVOT_WIDER", "UNPIVOT"):
         for token in tokens:
             depth += (token.token_type is TokenType.L_PAREN) - (token.token_type is TokenType.R_PAREN)

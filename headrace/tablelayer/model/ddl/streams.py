@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlglot import exp
+from sqlglot import TokenType, exp
 from sqlglot.dialects.duckdb import DuckDB
 
 from headrace.tablelayer.model.ddl.query import Select
-from headrace.tablelayer.model.ddl.select import parsed, to_duckdb
+from headrace.tablelayer.model.ddl.render import quoted
+from headrace.tablelayer.model.ddl.select import parsed, to_duckdb, tokens_of
 from headrace.tablelayer.model.filters.trees import only, understood
 
 OP = "\ue000op"
@@ -25,9 +26,10 @@ _NEEDS_MORE_ROWS = (
 
 
 def stream_query(select: Select) -> tuple[str, str, int | None]:
-    """Return the table of a query, its SQL over a batch named `changes` with `OP` first, and its LIMIT.
+    """Return the table of a query, its SQL over a batch named `changes`, and its LIMIT.
 
-    Raises ValueError for a query that needs more than one row at a time.
+    The first column is the kind of each change, `op`. A `*` has the column `OP`, too. Raises ValueError for a query
+    that needs more than one row at a time.
     """
     tree: Any = parsed(select)
     if type(tree) is not exp.Select or len(select.tables) != 1:
@@ -53,14 +55,17 @@ def stream_query(select: Select) -> tuple[str, str, int | None]:
         if not only(limit, exp.Limit, "expression") or not limit.expression.is_int:
             raise ValueError("LIMIT of a streaming query must be a number")
         number = int(limit.expression.this)
-    op = exp.column(OP, quoted=True)
-    for star in tree.find_all(exp.Star):
-        star.set("except_", [*(star.args.get("except_") or ()), op.copy()])
-    tree.set("expressions", [exp.alias_(op, "op"), *tree.expressions])
-    tree.set("limit", None)
-    changed = tree.sql(dialect=DuckDB)
     (name,) = select.tables
-    return name, to_duckdb(select, {name: "changes"}, text=changed), number
+    return name, to_duckdb(select, {name: "changes"}, text=_with_op(select.sql)), number
+
+
+def _with_op(text: str) -> str:
+    """Return the text of a query with `OP` as its first column."""
+    op = f"{quoted(OP)} AS op, "
+    for token in tokens_of(text):
+        if token.token_type is TokenType.SELECT:
+            return f"{text[: token.end + 1]} {op}{text[token.end + 1 :]}"
+    return f"SELECT {op}* {text}"  # FROM t
 
 
 _OTHERWISE = "ask without EMIT CHANGES (or in batch mode) for the rows of now, or use a stream of Spark"

@@ -10,6 +10,7 @@ import pytest
 from headrace.tablelayer.model.ddl.errors import DdlError
 from headrace.tablelayer.model.ddl.names import Names
 from headrace.tablelayer.model.ddl.select import analyze, to_duckdb, with_databases
+from headrace.tablelayer.model.ddl.streams import OP, stream_query
 
 EXPRESSIONS = [
     "list(k)", "array_agg(k ORDER BY n DESC)", "len(s), length(s), char_length(s)", "substr(s, 1, 2)", "k::VARCHAR",
@@ -18,6 +19,7 @@ EXPRESSIONS = [
     "list_has_any(a, [1]), a && [1]", "reduce([1, 2], lambda x, y: x + y, 10)", "string_agg(s, ';' ORDER BY k)",
     "json_extract_string(js, '$.a')", "max_by(k, n)", "percentile_cont(0.5) WITHIN GROUP (ORDER BY k)",
     "1_000, .5, 1e3, X'41', $$x$$, E'a'", "count(*), sum(k) FILTER (WHERE b)", "current_date = today()",
+    "js -> 'a' -> 0, js ->> '$.a', upper(js) ->> 'A' IS NULL, coalesce(s, js ->> 'a')", "(js -> 'a')",
     "sum(k) OVER (ORDER BY n ROWS 1 PRECEDING)", "COLUMNS('k|n')", "* EXCLUDE (a, js)", "k IS NOT DISTINCT FROM n",
 ]  # fmt: skip
 QUERIES = {
@@ -35,7 +37,13 @@ QUERIES = {
     "SELECT CAST(moment AS TIMESTAMP_LTZ(3)), CAST('12:00:00' AS TIME(0)), CAST(a AS ARRAY<BIGINT>) FROM t":
         "SELECT CAST(moment AS TIMESTAMPTZ), CAST('12:00:00' AS TIME), CAST(a AS BIGINT[]) FROM t",
     "SELECT k FROM t WHERE js ->> '$.a' = 'x'": "SELECT k FROM t WHERE (js ->> '$.a') = 'x'",
-    "SELECT list_transform(a, x -> x + 1) FROM t": "SELECT list_transform(a, lambda x: x + 1) FROM t",
+    "SELECT list_transform(a, x -> x + 1), len(s) FROM t": "SELECT list_transform(a, lambda x: x + 1), len(s) FROM t",
+    "SELECT list_reduce(a, (x, `y`) -> x + y, 0), len(s) FROM t":
+        "SELECT list_reduce(a, lambda x, y: x + y, 0), len(s) FROM t",
+    "SELECT len(s), NOT js ->> 'a' = 'x', length(t.js -> 'a'), js::JSON ->> 'a' FROM t ORDER BY js ->> 'a' < 'y'":
+        "SELECT len(s), NOT ((js ->> 'a') = 'x'), length((t.js -> 'a')), (js::JSON) ->> 'a' FROM t"
+        " ORDER BY (js ->> 'a') < 'y'",
+    "SELECT js ->> 'a'::VARCHAR, len(s) FROM t": "SELECT js ->> CAST('a' AS TEXT), len(s) AS \"length(s)\" FROM t",
     "SELECT len(s) FROM t TABLESAMPLE 100 PERCENT": "SELECT len(s) AS \"length(s)\" FROM t",
 }  # fmt: skip
 
@@ -89,8 +97,31 @@ def test_columns_of_a_view_keep_the_names_that_duckdb_gives_them(duck: duckdb.Du
 
 
 @pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT len(s), k * 2, *, t.* FROM t",
+        "FROM t",
+        "FROM t SELECT js -> 'a', len(s) WHERE js ->> 'a' = 'x' LIMIT 1",
+    ],
+)
+def test_a_streaming_query_keeps_the_names_of_its_columns(duck: duckdb.DuckDBPyConnection, sql: str) -> None:
+    _, query, _ = stream_query(analyze(sql, 0, len(sql), Names("shop")))
+    duck.execute(f"CREATE OR REPLACE TEMP TABLE changes AS SELECT '+I' AS \"{OP}\", * FROM t")
+    found, wanted = duck.sql(query), duck.sql(sql.replace("js ->> 'a' =", "(js ->> 'a') ="))
+    places = [place for place, name in enumerate(found.columns) if name != OP]
+    assert [found.columns[place] for place in places] == ["op", *wanted.columns]
+    assert [tuple(row[place] for place in places) for row in found.fetchall()] == [
+        ("+I", *row) for row in wanted.fetchall()
+    ]
+
+
+@pytest.mark.parametrize(
     ("sql", "reason"),
     [
+        ("SELECT distinct, k FROM t", 'no value before the comma: write "distinct" in double quotes'),
+        ("SELECT k,, n FROM t", "column 10: there is no value before the comma"),
+        ("SELECT len(, s) FROM t", "column 12: there is no value before the comma"),
+        ("SELECT js -> 'a', k k k FROM t", "column 23"),
         ("SELECT 0x1F FROM t", "0x1F is not a number: write 31"),
         ("SELECT a <=> a FROM t", "<=> has two meanings"),
         ("SELECT * FROM t WHERE k <=> 1", "<=> has two meanings"),

@@ -77,22 +77,23 @@ def test_tables_of_the_demos_are_created(sql, demos):
 def test_a_query_that_goes_on_shows_rows_and_then_changes(sql):
     sql("CREATE TABLE t (k INT, v STRING, n INT, PRIMARY KEY (k) NOT ENFORCED)")
     sql("INSERT INTO t VALUES (1, 'a', 1), (2, 'b', 2)")
-    (answer,) = sql.session.run("SELECT k, v || '!' AS v FROM t WHERE n < 9 EMIT CHANGES")
+    (answer,) = sql.session.run("SELECT k, v || '!', len(v), t.* EXCLUDE (k, v) FROM t WHERE n < 9 EMIT CHANGES")
     assert answer.is_endless
+    assert answer.schema.names == ["op", "k", "(v || '!')", "len(v)", "n"]
     arriving = answer.batches()
-    seen: list[tuple[str, int, str]] = []
+    seen: list[tuple[str, int, str, int, int]] = []
 
     def until(count):
         while len(seen) < count:
             seen.extend(tuple(row.values()) for row in next(arriving).to_pylist())
 
     until(2)
-    assert sorted(seen) == [("+I", 1, "a!"), ("+I", 2, "b!")]
+    assert sorted(seen) == [("+I", 1, "a!", 1, 1), ("+I", 2, "b!", 1, 2)]
     seen.clear()
     sql("UPDATE t SET v = 'c', n = 9 WHERE k = 1")
     sql("DELETE FROM t WHERE k = 2")
     until(2)  # the new image of the first does not meet the condition any more
-    assert seen == [("-U", 1, "a!"), ("-D", 2, "b!")]
+    assert seen == [("-U", 1, "a!", 1, 1), ("-D", 2, "b!", 1, 2)]
     arriving.close()
 
 
