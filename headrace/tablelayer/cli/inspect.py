@@ -71,7 +71,7 @@ def tables_for_topics(
         for each in connection.kafka.list_topics()
         if not each.is_internal
         and fnmatchcase(each.name, pattern)
-        and not connection.kafka.describe_topic(each.name).is_table
+        and not connection.kafka.describe_topic(each.name).table
     ]
     if not topics:
         raise CommandError(f"no topic matches '{pattern}'")

@@ -36,7 +36,7 @@ def list_topics(
     output: FormatOption = Format.TABLE,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """List all topics. A table `db.t` is a topic too.
+    """List all topics. A table `db.t` is a topic too, and each partition of a partitioned table is one.
 
     The number of offsets is unknown (NULL) while a partition has no leader.
 
@@ -45,10 +45,12 @@ def list_topics(
     """
     from headrace.tablelayer.cli.connect import open_connection
     from headrace.tablelayer.cli.output import write_rows
+    from headrace.tablelayer.client.table_topics import tables_of_topics
 
     with open_connection(server) as connection:
         found = [topic for topic in connection.kafka.list_topics() if internal or not topic.is_internal]
         ranges = connection.kafka.offset_ranges([topic.name for topic in found]) if found else {}
+        tables = tables_of_topics(connection, [topic.name for topic in found])
     rows = []
     for topic in found:
         parts = topic.partitions.values()
@@ -56,6 +58,7 @@ def list_topics(
         rows.append(
             (
                 topic.name,
+                _kind(topic.name, tables.get(topic.name), internal=topic.is_internal),
                 len(parts),
                 min((len(each.replicas) for each in parts), default=0),
                 sum(len(each.in_sync) < len(each.replicas) for each in parts),
@@ -66,6 +69,7 @@ def list_topics(
         )
     names = (
         "topic",
+        "kind",
         "partitions",
         "replicas",
         "under replicated",
@@ -73,7 +77,13 @@ def list_topics(
         "offsets kept",
         "id",
     )
-    write_rows(names, rows, output, numeric=(False, True, True, True, True, True, False))
+    write_rows(names, rows, output, numeric=(False, False, True, True, True, True, True, False))
+
+
+def _kind(name: str, table: str | None, *, internal: bool) -> str:
+    if table is not None:
+        return "table" if table == name else "table partition"
+    return "internal" if internal else "topic"
 
 
 @topics.command("import")
@@ -206,13 +216,15 @@ def describe(
                 "topic": name,
                 "id": str(topic.topic_id),
                 "is_table": topic.is_table,
+                "table": topic.table,
                 "configs": dict(sorted(topic.configs.items())),
                 "partitions": [json_row(_PARTITION_COLUMNS, each) for each in partitions],
             }
         )
         return
     if output is Format.TABLE:
-        typer.echo(f"topic {name}, id {topic.topic_id}" + (", a table" if topic.is_table else ""))
+        of_partition = "" if topic.table is None else f", a partition of table {topic.table}"
+        typer.echo(f"topic {name}, id {topic.topic_id}{', a table' if topic.is_table else of_partition}")
         for key, value in sorted(topic.configs.items()):
             typer.echo(f"  {key} = {value}")
         if topic.configs_withheld:

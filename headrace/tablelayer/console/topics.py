@@ -11,9 +11,10 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from headrace.tablelayer.client import ConfigKind, Connection, KafkaError, TableError, UnsupportedRequest
+from headrace.tablelayer.client import ConfigKind, Connection, KafkaError
 from headrace.tablelayer.client.admin.produce import OutgoingRecord
 from headrace.tablelayer.client.admin.record_json import record_from_json
+from headrace.tablelayer.client.table_topics import tables_of_topics
 from headrace.tablelayer.console.decoding import Decoder
 from headrace.tablelayer.console.history import History
 from headrace.tablelayer.console.routes import Body, RequestError, Rows, Text, delete, get, post
@@ -65,23 +66,20 @@ class Topics:
 
     @get("/api/topics")
     def topics(self, internal: Annotated[bool, "Include internal topics."] = False) -> dict[str, Any]:
-        """Topics, including tables, with sizes and rates."""
-        kafka, admin = self._connection.kafka, self._connection.admin
-        rates = self._history.rates()
+        """Topics with sizes and rates. `table`: the table whose rows a topic has, all or those of one partition."""
+        kafka, rates = self._connection.kafka, self._history.rates()
+        found = [each for each in kafka.list_topics() if internal or not each.is_internal]
+        tables = tables_of_topics(self._connection, [each.name for each in found])
         try:
             sizes = kafka.log_sizes().bytes
         except KafkaError:
             sizes = {}
-        try:
-            tables = {f"{d}.{t}" for d in admin.list_databases() for t in admin.list_tables(d)}
-        except UnsupportedRequest:
-            tables = set()
         return {
             "topics": [
                 {
                     "name": each.name,
                     "internal": each.is_internal,
-                    "table": each.name in tables,
+                    "table": tables.get(each.name),
                     "partitions": len(each.leaders),
                     "under_replicated": sum(
                         len(p.in_sync) < len(p.replicas) for p in each.partitions.values()
@@ -90,8 +88,7 @@ class Topics:
                     "bytes": sum(sizes.get(each.name, {}).values()),
                     "records_per_second": rates.get(each.name),
                 }
-                for each in kafka.list_topics()
-                if internal or not each.is_internal
+                for each in found
             ]
         }
 
@@ -109,7 +106,9 @@ class Topics:
             "name": found.name,
             "id": str(found.topic_id),
             "internal": found.is_internal,
-            "table": found.is_table or (found.configs_withheld and self._is_table(topic)),
+            "table": tables_of_topics(self._connection, [topic]).get(topic)
+            if found.configs_withheld
+            else found.table,
             "records_per_second": self._history.rates().get(topic),
             "partitions": [
                 {
@@ -125,13 +124,6 @@ class Topics:
                 for partition, each in sorted(found.partitions.items())
             ],
         }
-
-    def _is_table(self, topic: str) -> bool:
-        try:
-            self._connection.admin.describe_table(topic)
-        except (TableError, KafkaError, UnsupportedRequest, ValueError):
-            return False
-        return True
 
     @get("/api/topics/{topic}/configs")
     def configs(self, topic: str) -> dict[str, Any]:
@@ -151,10 +143,14 @@ class Topics:
         """Delete a topic with its records. The body repeats the name. A table is not deleted so."""
         if body.name != topic:
             raise RequestError(f'send {{"name": "{topic}"}} to delete this topic with its records')
-        if self._connection.kafka.describe_topic(topic).is_table:
-            raise RequestError(
-                f"{topic} is a table: drop it with DROP TABLE in headrace sql", HTTPStatus.CONFLICT
+        table = self._connection.kafka.describe_topic(topic).table
+        if table is not None:
+            what = (
+                "a table: drop it with DROP TABLE"
+                if table == topic
+                else f"a partition of {table}: drop it there"
             )
+            raise RequestError(f"{topic} is {what} in headrace sql", HTTPStatus.CONFLICT)
         self._connection.kafka.delete_topic(topic)
         return {"name": topic}
 

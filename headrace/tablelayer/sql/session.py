@@ -18,6 +18,7 @@ from headrace.protocol.loading.lazy import lazy_module
 from headrace.tablelayer.client import Connection
 from headrace.tablelayer.client.admin.ddl import created, define, dropped
 from headrace.tablelayer.client.metrics import RequestMetrics
+from headrace.tablelayer.client.table_topics import tables_of_topics
 from headrace.tablelayer.model.ddl import (
     AlterUser,
     CopyFrom,
@@ -449,17 +450,9 @@ class Session:
 
     def _show_topics(self, statement: ShowTopics) -> Answer:
         """Return the plain topics, without those of tables and internal ones."""
-        tables = {
-            f"{database}.{table}"
-            for database in self._connection.admin.list_databases()
-            for table in self._connection.admin.list_tables(database)
-        }
-        topics = [
-            topic.name
-            for topic in self._connection.kafka.list_topics()
-            if not topic.is_internal and ".".join(topic.name.split(".")[:2]) not in tables
-        ]
-        return _names("topic", topics, statement.like)
+        topics = [each.name for each in self._connection.kafka.list_topics() if not each.is_internal]
+        of_tables = tables_of_topics(self._connection, topics)
+        return _names("topic", [each for each in topics if each not in of_tables], statement.like)
 
     def _show_create_database(self, statement: ShowCreateDatabase) -> Answer:
         known = self._connection.admin.describe_database(statement.name)

@@ -9,6 +9,8 @@ from uuid import UUID
 from headrace.protocol.errors import ErrorCode
 from headrace.tablelayer.client.admin.cluster_state import PartitionDescription
 from headrace.tablelayer.client.wire.retry import raise_for
+from headrace.tablelayer.model.table.definition import PARTITION_OF_CONFIG
+from headrace.tablelayer.model.table.path import whole_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,11 @@ class TopicDescription:
     @property
     def is_table(self) -> bool:
         return "table.schema" in self.configs
+
+    @property
+    def table(self) -> str | None:
+        """The table whose rows the topic has: that of its name, or that of a partition. Its configurations tell it."""
+        return whole_table(self.name) if self.is_table or PARTITION_OF_CONFIG in self.configs else None
 
 
 @dataclass(frozen=True, slots=True)

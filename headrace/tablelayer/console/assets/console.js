@@ -46,6 +46,7 @@ async function overview() {
 const topicLink = (name) => h("a", { href: `#/topics/${part(name)}` }, name);
 const TOPIC_PLOTS = [["Records written a second", "records_per_second", count], ["Bytes of the log", "bytes", size, true]];
 const NO_TOPIC = "There is no topic yet. Create one: headrace topics create clicks, or CREATE TABLE in headrace sql.";
+const kindOf = (each) => (each.table ? (each.table === each.name ? "table" : "table partition") : each.internal ? "internal" : "topic");
 const tableLink = (name, title = name) => h("a", { href: `#/tables/${part(name)}` }, title);
 
 async function topics([name, tab]) {
@@ -56,7 +57,7 @@ async function topics([name, tab]) {
     const signal = begin(), answer = await ask(`/api/topics${query({ internal })}`, { signal });
     if (signal.aborted) return;
     list.replaceChildren(listing([["topic", (each) => topicLink(each.name)],
-      ["kind", (each) => (each.table ? tableLink(each.name, "table") : each.internal ? "internal" : "topic"), "", (each) => (each.table ? "table" : each.internal ? "internal" : "topic")],
+      ["kind", (each) => (each.table ? tableLink(each.table, kindOf(each)) : kindOf(each)), "", kindOf],
       ["partitions", (each) => count(each.partitions), "number"],
       ["health", (each) => (each.offline ? h("span", { class: "bad" }, `${count(each.offline)} without a leader`) : each.under_replicated ? h("span", { class: "bad" }, `${count(each.under_replicated)} not in sync`) : "")],
       ["log", (each) => size(each.bytes), "number", (each) => each.bytes],
@@ -115,8 +116,8 @@ async function topic(name, tab) {
   const names = [["records", "Records"], ["partitions", "Partitions"], ["configs", "Configuration"], ["plots", "Plots"]];
   if (about.writes) names.push(["produce", "Produce"]);
   if (about.writes && !found.table) names.push(["change", "Partitions and deletion"]);
-  const head = [h("h1", {}, found.name, " ", h("span", { class: "tag" }, found.table ? "table" : found.internal ? "internal" : "topic")), tabs(base, names, tab)];
-  if (found.table) head.push(h("p", {}, "A table: ", tableLink(found.name), " has its rows, columns and options."));
+  const head = [h("h1", {}, found.name, " ", h("span", { class: "tag" }, kindOf(found))), tabs(base, names, tab)];
+  if (found.table) head.push(h("p", {}, found.table === found.name ? "A table: " : "A partition of a table: ", tableLink(found.table), " has its rows, columns and options."));
   if (tab === "partitions") return [...head, h("section", {}, listing([["partition", (each) => each.partition, "number"],
     ["leader", (each) => each.leader ?? h("span", { class: "bad" }, "none"), "number"], ["replicas", (each) => each.replicas.join(", ")], ["in sync", (each) => each.in_sync.join(", ")],
     ["offline", (each) => (each.offline.length ? h("span", { class: "bad" }, each.offline.join(", ")) : "")],

@@ -145,7 +145,7 @@ export function listing(columns, rows, label, { empty, filter = false, page = 10
 // A form whose action says what it did, or what is wrong. `act` returns the text.
 export function acting(title, fields, button, act) {
   const said = h("div", { role: "status" });
-  return h("section", {}, h("h2", {}, title), h("form", { onsubmit: async (event) => {
+  return h("section", {}, h("h2", {}, title), h("form", { "aria-label": title, onsubmit: async (event) => {
     event.preventDefault();
     try { said.replaceChildren(h("p", { class: "good" }, await act())); } catch (error) { said.replaceChildren(failure(error)); }
   } }, fields, h("button", { class: "main", type: "submit" }, button)), said);

@@ -55,7 +55,8 @@ async function rights() {
   })];
 }
 
-const ACL = ["principal", "permission", "operation", "resource_type", "name", "pattern", "host"];
+// The parts of an ACL with their names in Kafka's tools.
+const ACL = { resource_type: "Resource type", name: "Resource name", pattern: "Pattern type", principal: "Principal", host: "Host", operation: "Operation", permission: "Permission" };
 
 async function acls() {
   const place = h("div", {}), begin = newest(), said = h("div", { role: "status" });
@@ -64,10 +65,9 @@ async function acls() {
   if (!first.protected) return h("section", {}, h("p", { class: "soft" }, OPEN));
   const any = (words) => choice([["", "any"], ...words]);
   const wanted = { principal: h("input", { placeholder: "any" }), resource: any(first.types), name: h("input", { placeholder: "any" }), operation: any(first.operations) };
-  const draw = (found) => place.replaceChildren(listing([["principal", (each) => each.principal, "code"], ["effect", (each) => h("span", { class: each.permission === "DENY" ? "bad" : "good" }, each.permission === "DENY" ? "denied" : "allowed")],
-    ["operation", (each) => each.operation], ["resource", (each) => each.resource_type.toLowerCase().replaceAll("_", " ")], ["name", (each) => `${each.name}${each.pattern === "PREFIXED" ? " …" : ""}`, "code"], ["from host", (each) => each.host, "code"],
+  const draw = (found) => place.replaceChildren(listing([...Object.entries(ACL).map(([part, title]) => [title.toLowerCase(), (each) => (part === "permission" ? h("span", { class: each.permission === "DENY" ? "bad" : "good" }, each.permission) : each[part]), "code"]),
     ...(about.writes ? [["change", (each) => sure("Delete", async () => {
-      try { await send("/api/acls/delete", Object.fromEntries(ACL.map((part) => [part, each[part]]))); await fill(); said.replaceChildren(h("p", { class: "good" }, "The ACL was deleted.")); } catch (error) { said.replaceChildren(failure(error)); }
+      try { await send("/api/acls/delete", Object.fromEntries(Object.keys(ACL).map((part) => [part, each[part]]))); await fill(); said.replaceChildren(h("p", { class: "good" }, "The ACL was deleted.")); } catch (error) { said.replaceChildren(failure(error)); }
     }), "act"]] : [])], found.acls, "ACLs", { empty: "No ACL matches. Without one, only super users may do anything." }));
   const fill = async () => {
     const signal = begin();
@@ -75,16 +75,15 @@ async function acls() {
     if (!signal.aborted) draw(found);
   };
   draw(first);
-  const page = [h("section", {}, h("form", { onsubmit: (event) => { event.preventDefault(); said.replaceChildren(); fill().catch((error) => { if (!begin.current().aborted) place.replaceChildren(failure(error)); }); } },
-    field("Principal", wanted.principal), field("Resource", wanted.resource), field("Name", wanted.name), field("Operation", wanted.operation), h("button", { class: "main", type: "submit" }, "Show")), place, said)];
+  const page = [h("section", {}, h("form", { "aria-label": "Find ACLs", onsubmit: (event) => { event.preventDefault(); said.replaceChildren(); fill().catch((error) => { if (!begin.current().aborted) place.replaceChildren(failure(error)); }); } },
+    field(ACL.resource_type, wanted.resource), field(ACL.name, wanted.name), field(ACL.principal, wanted.principal), field(ACL.operation, wanted.operation), h("button", { class: "main", type: "submit" }, "Show")), place, said)];
   if (!about.writes) return page;
   const own = { principal: h("input", { required: true, placeholder: "User:ann" }), permission: choice(first.permissions), operation: choice(first.operations), resource_type: choice(first.types),
-    name: h("input", { required: true, placeholder: "clicks, or * for all" }), pattern: choice([["LITERAL", "this name"], ["PREFIXED", "names that begin so"]]), host: h("input", { required: true, value: "*" }) };
+    name: h("input", { required: true, placeholder: "clicks, or * for all" }), pattern: choice([["LITERAL", "LITERAL: this name"], ["PREFIXED", "PREFIXED: names that begin so"]]), host: h("input", { required: true, value: "*" }) };
   const kind = own.resource_type;
   kind.addEventListener("change", () => { if (kind.value === "CLUSTER") own.name.value = "kafka-cluster"; });
-  const titles = { principal: "For principal", permission: "Effect", operation: "What", resource_type: "On", name: "Named", pattern: "As", host: "From host" };
-  return [...page, acting("Create an ACL", ACL.map((each) => field(titles[each], own[each])), "Create", async () => {
-    await send("/api/acls", Object.fromEntries(ACL.map((each) => [each, own[each].value])));
+  return [...page, acting("Create an ACL", Object.entries(ACL).map(([part, title]) => field(title, own[part])), "Create", async () => {
+    await send("/api/acls", Object.fromEntries(Object.keys(ACL).map((each) => [each, own[each].value])));
     await fill();
     return "The ACL was created.";
   })];

@@ -24,6 +24,11 @@ def check_name(kind: str, name: str) -> None:
         raise invalid_table(f"{kind} name '{name}': names that begin with '__' are reserved")
 
 
+def whole_table(topic: str) -> str:
+    """Return the name of the table of a topic, which is that of the table or of one of its partitions."""
+    return ".".join(topic.split(".")[:2])
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class TablePath:
     """Database and table name. The table's topic is `database.table`.

@@ -52,6 +52,19 @@ def rows(headrace):
     return run
 
 
+def test_topics_of_tables_and_their_partitions_are_listed_as_such(rows, headrace, shop):
+    topics, kinds = rows("topics", "list", "--internal"), ("topic", "table", "table partition", "internal")
+    own = {each["topic"]: each["kind"] for each in topics if each["topic"].startswith(f"{shop}.")}
+    table, partition = f"{shop}.daily", f"{shop}.daily.a"
+    assert own == {f"{shop}.item": "table", f"{shop}.part": "table", table: "table"} | {
+        f"{table}.{each}": "table partition" for each in "ab"
+    }
+    assert {each["kind"] for each in topics} <= set(kinds)
+    described = {each: rows("topics", "describe", each)[0] for each in own}
+    assert [described[each]["table"] for each in (table, partition)] == [table, table]
+    assert f", a partition of table {table}\n" in headrace("topics", "describe", partition).stdout
+
+
 def test_partitions_buckets_and_sizes(rows, headrace, shop):
     listed = rows("tables", "partitions", f"{shop}.daily")
     assert [(each["day"], each["topic"], each["buckets"], each["rows"]) for each in listed] == [

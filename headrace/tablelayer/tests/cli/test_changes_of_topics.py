@@ -254,7 +254,7 @@ def test_describe_says_the_same_as_json(headrace, connection, topic):
     (described,) = lines(headrace("topics", "describe", topic, "-o", "json"))
     assert described.pop("id")
     assert described == {
-        "topic": topic, "is_table": False, "configs": {},
+        "topic": topic, "is_table": False, "table": None, "configs": {},
         "partitions": [
             {"partition": p, "leader": 0, "replicas": [0], "in_sync": [0], "offline": [], "first_offset": 0,
              "end_offset": int(p == 2)} for p in range(3)

@@ -555,17 +555,29 @@ def test_values_are_decoded_acls_and_quotas_set_and_a_task_restarted(browser: An
     page.get_by_label("Keys and values as").select_option("bytes")
     records.locator("summary", has_text="00 00 00 00 01 0e").wait_for()
     watched.go("users/acls")
-    page.get_by_label("For principal").fill("User:bob")
-    page.get_by_label("What").select_option("DESCRIBE")
-    page.get_by_label("Named").fill("cli")
-    page.get_by_role("combobox", name=re.compile("^As")).select_option("PREFIXED")
-    page.get_by_role("button", name="Create").click()
+    new, find = page.get_by_role("form", name="Create an ACL"), page.get_by_role("form", name="Find ACLs")
+    new.get_by_label("Principal").fill("User:bob")
+    new.get_by_label("Operation").select_option("DESCRIBE")
+    new.get_by_label("Resource name").fill("cli")
+    new.get_by_label("Pattern type").select_option("PREFIXED")
+    new.get_by_role("button", name="Create").click()
     page.get_by_text("The ACL was created.").wait_for()
-    page.get_by_label("Principal", exact=True).fill("User:bob")
-    page.get_by_role("button", name="Show").click()
+    find.get_by_label("Principal").fill("User:bob")
+    find.get_by_role("button", name="Show").click()
     acls = page.get_by_role("region", name="ACLs")
     page.wait_for_function("document.querySelectorAll('[aria-label=ACLs] tbody tr').length === 1")
-    assert "cli …" in acls.inner_text()
+    heads = ["resource type", "resource name", "pattern type", "principal", "host", "operation", "permission"]
+    cells = acls.locator("tbody td").all()[: len(heads)]
+    assert [each.get_attribute("data-title") for each in cells] == heads
+    assert [each.inner_text() for each in cells] == [
+        "TOPIC",
+        "cli",
+        "PREFIXED",
+        "User:bob",
+        "*",
+        "DESCRIBE",
+        "ALLOW",
+    ]
     acls.get_by_role("button", name="Delete").click()
     page.keyboard.press("Escape")
     acls.get_by_role("button", name="Delete").press("Enter")

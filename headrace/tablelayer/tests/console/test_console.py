@@ -126,8 +126,9 @@ def get(connection: Connection) -> Any:
 
 def test_topics_groups_and_brokers_are_shown(get: Any) -> None:
     topics = {each["name"]: each for each in get("/api/topics")["topics"]}
-    assert (topics["clicks"]["partitions"], topics["clicks"]["table"]) == (2, False)
-    assert topics["default.fruit"]["table"]
+    assert (topics["clicks"]["partitions"], topics["clicks"]["table"]) == (2, None)
+    for topic, table in (("default.fruit", "default.fruit"), ("default.daily.a", "default.daily")):
+        assert topics[topic]["table"] == get(f"/api/topics/{topic}")["table"] == table
     assert topics["clicks"]["bytes"] > 0
     assert "__consumer_offsets" not in topics
     assert "__consumer_offsets" in {each["name"] for each in get("/api/topics", internal="true")["topics"]}

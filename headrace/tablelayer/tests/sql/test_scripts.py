@@ -77,7 +77,9 @@ def test_tables_of_the_demos_are_created(sql, demos):
 def test_a_query_that_goes_on_shows_rows_and_then_changes(sql):
     sql("CREATE TABLE t (k INT, v STRING, n INT, PRIMARY KEY (k) NOT ENFORCED)")
     sql("INSERT INTO t VALUES (1, 'a', 1), (2, 'b', 2)")
-    (answer,) = sql.session.run("SELECT k, v || '!', len(v), t.* EXCLUDE (k, v) FROM t WHERE n < 9 EMIT CHANGES")
+    (answer,) = sql.session.run(
+        "SELECT k, v || '!', len(v), t.* EXCLUDE (k, v) FROM t WHERE n < 9 EMIT CHANGES"
+    )
     assert answer.is_endless
     assert answer.schema.names == ["op", "k", "(v || '!')", "len(v)", "n"]
     arriving = answer.batches()
