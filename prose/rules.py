@@ -61,7 +61,7 @@ _PHRASES = {
     "so-many": re.compile(r"\bso (?:long|many|much)\b(?! (?:as|that)\b)"),
     "also-if": re.compile(r"\balso if\b"),
 }
-_WHAT = re.compile(r"[A-Z][a-z]+ (?:what|whatever|who|whom|whoever)\b")
+_WHAT = re.compile(r"(?!Whether)[A-Z][a-z]+ (?:what|whatever|who|whom|whoever)\b")
 """A docstring whose verb has no object: `Return what ...`."""
 _CODE = re.compile(r"(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.DOTALL)
 _EXAMPLE = re.compile(r"^\s*\\b\n(?:.*\S.*\n?)*", re.MULTILINE)
