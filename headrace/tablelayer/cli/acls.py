@@ -82,7 +82,7 @@ def add(
 @acls.command("list")
 def list_acls(
     principal: Annotated[
-        str | None, typer.Option(help="Only the ACLs of this user.", show_default=False)
+        str | None, typer.Option(metavar="NAME", help="Only the ACLs of this user.", show_default=False)
     ] = None,
     topic: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only ACLs with this topic's name.", show_default=False)

@@ -83,7 +83,7 @@ def describe(
     name: NameArgument,
     only: Annotated[
         list[str] | None,
-        typer.Argument(metavar="CONFIGURATION...", help="Only these configurations.", show_default=False),
+        typer.Argument(metavar="CONFIGURATION", help="Only these configurations.", show_default=False),
     ] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Include configurations with default values.")
@@ -134,7 +134,7 @@ def set_configs(
     name: NameArgument,
     values: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME=VALUE...", help="Values to set.", show_default=False),
+        typer.Argument(metavar="NAME=VALUE", help="Values to set.", show_default=False),
     ] = None,
     unsets: Annotated[
         list[str] | None,

@@ -11,6 +11,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from headrace.tablelayer.cli.help_texts import finish_command
 from headrace.tablelayer.cli.options import config_option, version_option
 from headrace.tablelayer.cli.streams import broken_output
 
@@ -22,14 +23,14 @@ class CommandError(Exception):
 class Group(TyperGroup):
     """Command group that prints expected errors as one sentence, with exit code 1.
 
-    It adds `--config` to all commands that connect to a server.
+    Its commands are finished (`help_texts.finish_command`).
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.params.extend((version_option(), config_option(of_all=True)))
         for command in self.commands.values():
-            give_config(command)
+            finish_command(command)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -44,14 +45,6 @@ class Group(TyperGroup):
                 raise
             typer.echo(sentence, err=True)
             raise typer.Exit(1) from None
-
-
-def give_config(command: Any) -> None:
-    """Add `--config` to a command that connects to a server, or to all such commands of a group."""
-    for each in getattr(command, "commands", {}).values():
-        give_config(each)
-    if any(parameter.name == "server" for parameter in command.params):
-        command.params.append(config_option())
 
 
 def explain(error: Exception) -> str | None:

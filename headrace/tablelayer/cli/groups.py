@@ -177,7 +177,7 @@ def reset(
 @groups.command()
 def delete(
     names: Annotated[
-        list[str], typer.Argument(metavar="GROUP...", help="Groups.", autocompletion=group_names)
+        list[str], typer.Argument(metavar="GROUP", help="Names of the groups.", autocompletion=group_names)
     ],
     dry_run: DryRunOption = False,
     yes: YesOption = False,

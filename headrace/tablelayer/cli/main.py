@@ -15,8 +15,9 @@ from headrace.tablelayer.cli.acls import acls
 from headrace.tablelayer.cli.cluster import cluster
 from headrace.tablelayer.cli.configs import configs
 from headrace.tablelayer.cli.deferred import deferred
-from headrace.tablelayer.cli.errors import CommandError, Group, give_config
+from headrace.tablelayer.cli.errors import CommandError, Group
 from headrace.tablelayer.cli.groups import groups
+from headrace.tablelayer.cli.help_texts import finish_command
 from headrace.tablelayer.cli.options import (
     DEFAULT_SERVER,
     Format,
@@ -235,7 +236,7 @@ def sql(
         ),
     ] = None,
     database: Annotated[
-        str, typer.Option("-d", "--database", help="Database of table names without one.")
+        str, typer.Option("-d", "--database", metavar="DATABASE", help="Database of table names without one.")
     ] = "default",
     output: SqlFormatOption = SqlFormat.TABLE,
     to: Annotated[
@@ -423,7 +424,9 @@ def console(
 
 @app.command()
 def top(
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates.")] = 1.0,
+    interval: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="Time between two updates.")
+    ] = 1.0,
     count: Annotated[int | None, typer.Option("-n", min=1, help="Number of updates before it ends.")] = None,
     internal: Annotated[bool, typer.Option(help="Show internal topics too.")] = False,
     output: FormatOption = Format.TABLE,
@@ -483,7 +486,9 @@ def tier(
         bool,
         typer.Option("--once", help="Bring the lake up to date and end; otherwise run until interrupted."),
     ] = False,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two requests for work.")] = 10.0,
+    interval: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="Time between two requests for work.")
+    ] = 10.0,
     warehouse: Annotated[
         str | None, typer.Option(metavar="URI", help="The lake's root; default: the server's configuration.")
     ] = None,
@@ -731,7 +736,7 @@ def main() -> None:
         completion_init()
     code = 1
     try:
-        deferred(app, give_config)(prog_name="headrace", complete_var=COMPLETE_VARIABLE)
+        deferred(app, finish_command)(prog_name="headrace", complete_var=COMPLETE_VARIABLE)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except OSError:

@@ -42,7 +42,7 @@ def _columns(text: str | None) -> list[str] | None:
 @tables.command("list")
 def list_tables(
     database: Annotated[
-        str | None, typer.Option("-d", "--database", help="Only tables of this database.")
+        str | None, typer.Option("-d", "--database", metavar="DATABASE", help="Only tables of this database.")
     ] = None,
     output: FormatOption = Format.TABLE,
     server: ServerOption = DEFAULT_SERVER,
@@ -71,7 +71,7 @@ def create(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[TABLE]",
+            metavar="TABLE",
             help="Table, as database.table; with --from-topics a database.",
             show_default=False,
         ),
@@ -395,7 +395,7 @@ def lookup(
     keys: Annotated[
         list[str],
         typer.Argument(
-            metavar="KEY...", help="Values of the key; for several columns: a=1,b=x", show_default=False
+            metavar="KEY", help="Values of the key; for several columns: a=1,b=x", show_default=False
         ),
     ],
     columns: ColumnsOption = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import typer
 import typer.main
 
 from headrace.tablelayer.cli.deferred import deferred
-from headrace.tablelayer.cli.errors import give_config
+from headrace.tablelayer.cli.help_texts import finish_command
 from headrace.tablelayer.cli.main import app
 
 
@@ -26,9 +27,27 @@ def shapes(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[Any, ...]
 
 
 def test_the_tree_is_the_one_that_is_made_at_once() -> None:
-    found = list(shapes(deferred(app, give_config)))
+    found = list(shapes(deferred(app, finish_command)))
     assert found == list(shapes(typer.main.get_command(app)))
     assert len(found) > 40
+
+
+def helps(command: Any, context: Any = None) -> Iterator[str]:
+    own = command.make_context(command.name or "headrace", [], parent=context, resilient_parsing=True)
+    yield command.get_help(own)
+    for below in getattr(command, "commands", {}).values():
+        yield from helps(below, own)
+
+
+def test_help_pages_have_plain_placeholders_and_whole_sentences() -> None:
+    texts = list(helps(typer.main.get_command(app)))
+    assert len(texts) > 40
+    for text in texts:
+        usage, _, rest = text.partition("\n")
+        assert not re.search(r"<|\{\w+\}", usage), usage
+        assert not re.search(r"(?m)  <|\w\.\.\.$", rest), text
+    (lookup,) = (each for each in texts if " lookup " in each.partition("\n")[0])
+    assert lookup.startswith("Usage: headrace tables lookup [OPTIONS] DATABASE.TABLE KEY...\n")
 
 
 @pytest.mark.parametrize(
