@@ -18,6 +18,7 @@ from sqlalchemy.sql import compiler
 from headrace.tablelayer.model.errors import TableError
 from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.model.types.column_types import DataType, TypeKind
+from headrace.tablelayer.model.types.quoting import quote_text
 from headrace.tablelayer.sql.catalog import INFORMATION_SCHEMA
 
 
@@ -128,23 +129,21 @@ class _Definitions(compiler.DDLCompiler):
 
     def get_column_specification(self, column: Any, **options: Any) -> str:
         text = str(super().get_column_specification(column, **options))
-        return text + (f" COMMENT {_text(column.comment)}" if column.comment else "")
+        return text + (f" COMMENT {quote_text(column.comment)}" if column.comment else "")
 
     def post_create_table(self, table: Any) -> str:
-        text = f"\nCOMMENT {_text(table.comment)}" if table.comment else ""
+        text = f"\nCOMMENT {quote_text(table.comment)}" if table.comment else ""
         chosen = table.dialect_options["headrace"]["with"] or {}
         if chosen:
-            pairs = ", ".join(f"{_text(str(name))} = {_text(str(value))}" for name, value in chosen.items())
+            pairs = ", ".join(
+                f"{quote_text(str(name))} = {quote_text(str(value))}" for name, value in chosen.items()
+            )
             text += f"\nWITH ({pairs})"
         return text
 
     def visit_set_table_comment(self, create: Any, **_: Any) -> str:
         name = self.preparer.format_table(create.element)
-        return f"COMMENT ON TABLE {name} IS {_text(create.element.comment)}"
-
-
-def _text(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"
+        return f"COMMENT ON TABLE {name} IS {quote_text(create.element.comment)}"
 
 
 class HeadraceDialect(default.DefaultDialect):

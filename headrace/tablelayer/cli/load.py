@@ -11,10 +11,9 @@ from headrace.tablelayer.cli.connect import COPYING_PATIENCE_MS, open_connection
 from headrace.tablelayer.cli.errors import CommandError
 from headrace.tablelayer.cli.options import SqlFormat
 from headrace.tablelayer.cli.shell import run_sql
-from headrace.tablelayer.model.ddl.render import quoted
 from headrace.tablelayer.model.table.path import TablePath
+from headrace.tablelayer.model.types.quoting import quote_text, quoted
 from headrace.tablelayer.sql.files import format_of
-from headrace.tablelayer.sql.types import text_literal
 
 
 def load_file(
@@ -37,14 +36,14 @@ def load_file(
                 f"table {path} exists already, with {kept}: --key and --set are for a new table. Leave them out to"
                 f" write the rows into it, or drop it: headrace sql -e 'DROP TABLE {path}'"
             )
-        statements = [f"COPY {table} FROM {text_literal(file)}"]
+        statements = [f"COPY {table} FROM {quote_text(file)}"]
     else:
         statements = [] if has_database else [f"CREATE DATABASE {quoted(path.database)}"]
         keys = f" (PRIMARY KEY ({', '.join(map(quoted, key))}) NOT ENFORCED)" if key else ""
-        given = ", ".join(f"{text_literal(each)} = {text_literal(value)}" for each, value in options.items())
+        given = ", ".join(f"{quote_text(each)} = {quote_text(value)}" for each, value in options.items())
         statements.append(
             f"CREATE TABLE {table}{keys}{f' WITH ({given})' if given else ''}"
-            f" AS SELECT * FROM read_{kind}({text_literal(file)})"
+            f" AS SELECT * FROM read_{kind}({quote_text(file)})"
         )
     if shown:
         typer.echo(";\n".join(statements) + ";")

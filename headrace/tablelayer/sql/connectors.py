@@ -14,12 +14,12 @@ import re
 from collections.abc import Callable, Mapping
 
 from headrace.tablelayer.model.ddl import CreateTemporaryTable
-from headrace.tablelayer.model.ddl.render import quoted
 from headrace.tablelayer.model.ddl.statements import TemporaryColumn
 from headrace.tablelayer.model.types.column_types import DataType, TypeKind
+from headrace.tablelayer.model.types.quoting import quote_text, quoted
 from headrace.tablelayer.sql.errors import SqlError
 from headrace.tablelayer.sql.generators import datagen_value, faker_value
-from headrace.tablelayer.sql.types import duckdb_type, text_literal
+from headrace.tablelayer.sql.types import duckdb_type
 
 _INSTEAD = {
     "filesystem": "name the file in a query: SELECT ... FROM 'file.csv'",
@@ -133,7 +133,7 @@ def _kafka(statement: CreateTemporaryTable, options: dict[str, str]) -> tuple[st
 def _of_record(column: TemporaryColumn, topic: str, is_lenient: bool) -> str:
     if column.metadata is not None:
         if column.metadata == "topic":
-            return text_literal(topic)
+            return quote_text(topic)
         if column.metadata not in _METADATA:
             raise SqlError(
                 f"column '{column.name}': METADATA '{column.metadata}' is not in this release; topic,"
@@ -143,7 +143,7 @@ def _of_record(column: TemporaryColumn, topic: str, is_lenient: bool) -> str:
     assert column.column is not None
     kind = column.column.type
     _check_exact(column.name, kind)
-    path = text_literal("$." + '"' + column.name.replace('"', '\\"') + '"')
+    path = quote_text("$." + '"' + column.name.replace('"', '\\"') + '"')
     cast = "TRY_CAST" if is_lenient else "CAST"
     if kind.is_nested:
         return f"{cast}(json_extract(document, {path}) AS {duckdb_type(kind)})"
@@ -186,7 +186,7 @@ def _generated(
         _refuse_rest(options, connector, "number-of-rows, rows-per-second and those of fields")
         rows = min([*ends, *([] if count is None else [int(count)])], default=None)
         if rows is None:
-            never = text_literal(
+            never = quote_text(
                 f"{statement.path} generates rows without an end: add 'number-of-rows' = '1000' to its options"
             )
             return (

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from headrace.tablelayer.client import stopping
 from headrace.tablelayer.model.ddl import Select
-from headrace.tablelayer.model.ddl.render import quoted
+from headrace.tablelayer.model.types.quoting import quoted
 from headrace.tablelayer.sql.errors import SqlError, near
 from headrace.tablelayer.sql.sources import Source
 

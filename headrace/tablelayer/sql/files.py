@@ -18,16 +18,15 @@ import pyarrow.compute as pc
 
 from headrace.tablelayer.client import Connection, DataError
 from headrace.tablelayer.model.ddl import CopyFrom, CopyTo
-from headrace.tablelayer.model.ddl.render import quoted
 from headrace.tablelayer.model.json.python_values import python_values
 from headrace.tablelayer.model.rows.nested import cast
 from headrace.tablelayer.model.schema.schema import Column
 from headrace.tablelayer.model.types.column_types import BINARY_KINDS, TEXT_KINDS, is_list
+from headrace.tablelayer.model.types.quoting import quote_text, quoted
 from headrace.tablelayer.sql.answer import Answer
 from headrace.tablelayer.sql.assign import Assignment, without_blanks
 from headrace.tablelayer.sql.duck import Arriving, connect
 from headrace.tablelayer.sql.errors import SqlError, near
-from headrace.tablelayer.sql.types import text_literal
 from headrace.tablelayer.sql.writes import Writes
 
 _FORMATS = {
@@ -86,7 +85,7 @@ def copy_to(answer: Answer, statement: CopyTo, *, files: bool = True) -> int:
         try:
             chosen = _written(schema, kind)
             ((rows,),) = database.execute(
-                f"COPY (SELECT {chosen} FROM arriving) TO {text_literal(part)} ({', '.join(options)})"
+                f"COPY (SELECT {chosen} FROM arriving) TO {quote_text(part)} ({', '.join(options)})"
             ).fetchall()
             os.replace(part, statement.file)
         except (duckdb.Error, OSError) as error:
@@ -209,7 +208,7 @@ Chosen = tuple[Sequence[Column], str, Convert] | None
 
 
 def _of_csv(database: Any, statement: CopyFrom, columns: Sequence[Column]) -> Chosen:
-    file = text_literal(statement.file)
+    file = quote_text(statement.file)
     said = [f"{_PARAMETERS[name]} = {_value(value)}" for name, value in statement.options.items()
             if name not in ("format", "header")]  # fmt: skip
     if "delimiter" not in statement.options and ".tsv" in statement.file.lower():
@@ -238,7 +237,7 @@ def _of_csv(database: Any, statement: CopyFrom, columns: Sequence[Column]) -> Ch
             f"{statement.file} has {len(first)} columns, but {statement.path} has {len(columns)}: name them"
             f" in its first line, or after the table: COPY {statement.path} ({columns[0].name}, ...) FROM ..."
         )
-    types = ", ".join(f"{text_literal(column.name)}: 'VARCHAR'" for column in chosen)
+    types = ", ".join(f"{quote_text(column.name)}: 'VARCHAR'" for column in chosen)
     more = ["allow_quoted_nulls = false", *([] if header else ["null_padding = false"])]
     sql = ", ".join([file, *said, f"header = {str(header).lower()}", f"columns = {{{types}}}", *more])
 
@@ -254,7 +253,7 @@ def _of_csv(database: Any, statement: CopyFrom, columns: Sequence[Column]) -> Ch
 
 
 def _of_json(database: Any, statement: CopyFrom, columns: Sequence[Column]) -> Chosen:
-    source = f"{text_literal(statement.file)}{_packed(statement)}"
+    source = f"{quote_text(statement.file)}{_packed(statement)}"
     objects = f"read_json_objects({source})"
     wanted = {column.name.lower() for column in columns}
     names = _json_names(database, f"(SELECT json FROM {objects} LIMIT {_SAMPLE_ROWS})")
@@ -285,7 +284,7 @@ def _json_names(database: Any, objects: str) -> list[str] | None:
 
 
 def _of_parquet(database: Any, statement: CopyFrom, columns: Sequence[Column]) -> Chosen:
-    source = f"read_parquet({text_literal(statement.file)})"
+    source = f"read_parquet({quote_text(statement.file)})"
     chosen = _named(database.sql(f"SELECT * FROM {source}").columns, statement, columns)
     sql = f"SELECT {', '.join(quoted(column.name) for column in chosen)} FROM {source}"
     return chosen, sql, lambda assignment, batch: assignment.rows(pa.Table.from_batches([batch]))
@@ -332,7 +331,7 @@ def _said(options: Mapping[str, Any]) -> list[str]:
 
 
 def _value(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else text_literal(str(value))
+    return str(value).lower() if isinstance(value, bool) else quote_text(str(value))
 
 
 def _must_be_allowed(files: bool) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Callable
 
 from headrace.tablelayer.model.ddl.statements import TemporaryColumn
 from headrace.tablelayer.model.types.column_types import TEXT_KINDS, DataType, TypeKind
+from headrace.tablelayer.model.types.quoting import quote_text
 from headrace.tablelayer.sql.errors import SqlError
-from headrace.tablelayer.sql.types import duckdb_type, text_literal
+from headrace.tablelayer.sql.types import duckdb_type
 
 _RANGES = {
     TypeKind.TINYINT: (-(2**7), 2**7 - 1),
@@ -182,7 +183,7 @@ def faker_value(column: TemporaryColumn, options: dict[str, str]) -> tuple[str, 
 
 
 def _one_of(words: list[str] | tuple[str, ...]) -> str:
-    listed = ", ".join(map(text_literal, words))
+    listed = ", ".join(map(quote_text, words))
     return f"([{listed}])[1 + CAST(floor(random() * {len(words)}) AS INTEGER)]"
 
 

@@ -16,6 +16,7 @@ from uuid import UUID
 from sqlglot import TokenType
 
 from headrace.tablelayer.model.ddl.tokens import TokenStream
+from headrace.tablelayer.model.types.quoting import quote_text
 from headrace.tablelayer.sql.errors import SqlError, near
 
 Parameters = Sequence[Any] | Mapping[str, Any]
@@ -112,7 +113,7 @@ def literal(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"ARRAY[{', '.join(map(literal, value))}]"
     if isinstance(value, (str, UUID)):
-        return "'" + str(value).replace("'", "''") + "'"
+        return quote_text(str(value))
     raise SqlError(
         f"a {type(value).__name__} has no SQL literal: write such rows with table.upsert or append"
     )

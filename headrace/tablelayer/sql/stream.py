@@ -14,8 +14,8 @@ import pyarrow as pa
 from headrace.tablelayer.client import ChangeType, Connection, ScanBatch, Table
 from headrace.tablelayer.lake.names import CHANGELOG_SUFFIX
 from headrace.tablelayer.model.ddl import Select
-from headrace.tablelayer.model.ddl.render import quoted
 from headrace.tablelayer.model.ddl.streams import OP, stream_query
+from headrace.tablelayer.model.types.quoting import quoted
 from headrace.tablelayer.sql.changes import as_changes, changes_schema, start_of
 from headrace.tablelayer.sql.duck import connect, in_arrow
 from headrace.tablelayer.sql.errors import SqlError

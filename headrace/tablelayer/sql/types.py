@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from headrace.tablelayer.model.ddl.render import quoted
 from headrace.tablelayer.model.types.column_types import DataType, TypeKind
+from headrace.tablelayer.model.types.quoting import quoted
 
 _PLAIN = {
     TypeKind.CHAR: "VARCHAR",
@@ -13,10 +13,6 @@ _PLAIN = {
     TypeKind.INT: "INTEGER",
 }
 _MOMENTS = {"s": "TIMESTAMP_S", "ms": "TIMESTAMP_MS", "us": "TIMESTAMP", "ns": "TIMESTAMP_NS"}
-
-
-def text_literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 def duckdb_type(data_type: DataType) -> str:

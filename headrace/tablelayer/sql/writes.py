@@ -34,13 +34,13 @@ from headrace.tablelayer.model.ddl import (
     Truncate,
     Update,
 )
-from headrace.tablelayer.model.ddl.render import quoted
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.json.python_values import python_value
 from headrace.tablelayer.model.options.table_options import DeleteBehavior
 from headrace.tablelayer.model.schema.schema import Column
 from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.table.path import TablePath
+from headrace.tablelayer.model.types.quoting import quoted
 from headrace.tablelayer.sql.answer import Answer
 from headrace.tablelayer.sql.assign import Assignment
 from headrace.tablelayer.sql.duck import connect, in_arrow

@@ -150,9 +150,7 @@ async def describe_cluster(cluster: Cluster) -> ClusterDescription:
             ),
         )
 
-    return await retrying(
-        attempt, config=cluster.config, deadline=Deadline(cluster.config.delivery_timeout_ms), repeatable=True
-    )
+    return await retrying(attempt, config=cluster.config, repeatable=True)
 
 
 async def _missing(

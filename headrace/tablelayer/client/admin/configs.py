@@ -156,9 +156,7 @@ async def _whom(cluster: Cluster, kind: ConfigKind, name: str) -> int | None:
     async def attempt(deadline: Deadline) -> list[int]:
         return sorted(each.node_id for each in (await cluster.metadata([], deadline)).brokers)
 
-    alive = await retrying(
-        attempt, config=cluster.config, deadline=Deadline(cluster.config.delivery_timeout_ms), repeatable=True
-    )
+    alive = await retrying(attempt, config=cluster.config, repeatable=True)
     if name not in map(str, alive):
         raise KafkaError(
             ErrorCode.BROKER_NOT_AVAILABLE,

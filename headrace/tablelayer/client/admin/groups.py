@@ -22,7 +22,7 @@ from headrace.protocol.messages.offset_delete import (
 )
 from headrace.tablelayer.client.admin.kafka_answers import GroupDescription, GroupListing, GroupMember
 from headrace.tablelayer.client.errors import UnsupportedRequest
-from headrace.tablelayer.client.read.group_offsets import fetch_offsets, find_coordinator
+from headrace.tablelayer.client.read.group_offsets import at_coordinator, fetch_offsets
 from headrace.tablelayer.client.wire.retry import Deadline, raise_for, retrying
 
 if TYPE_CHECKING:
@@ -43,16 +43,13 @@ async def list_groups(cluster: Cluster) -> list[GroupListing]:
                 listed[group.group_id] = GroupListing(group.group_id, group.protocol_type, group.group_state)
         return [listed[name] for name in sorted(listed)]
 
-    return await retrying(
-        attempt, config=cluster.config, deadline=Deadline(cluster.config.delivery_timeout_ms), repeatable=True
-    )
+    return await retrying(attempt, config=cluster.config, repeatable=True)
 
 
 async def describe_group(cluster: Cluster, group: str) -> GroupDescription:
     """See `AsyncKafkaAdmin.describe_group`."""
 
-    async def attempt(deadline: Deadline) -> GroupDescription:
-        node_id = await find_coordinator(cluster, group, deadline)
+    async def ask(node_id: int, deadline: Deadline) -> GroupDescription:
         request = DescribeGroupsRequest(groups=[group])
         answer = await cluster.send(request, DescribeGroupsResponse, node_id=node_id, deadline=deadline)
         found = answer.groups[0]
@@ -76,9 +73,7 @@ async def describe_group(cluster: Cluster, group: str) -> GroupDescription:
             raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no group {group}")
         return GroupDescription(group, found.group_state, found.protocol_data, members, positions)
 
-    return await retrying(
-        attempt, config=cluster.config, deadline=Deadline(cluster.config.delivery_timeout_ms), repeatable=True
-    )
+    return await at_coordinator(cluster, group, ask)
 
 
 async def _consumer_group(
@@ -116,8 +111,7 @@ async def delete_group(cluster: Cluster, group: str) -> None:
     """See `AsyncKafkaAdmin.delete_group`."""
     doing = f"delete group {group}"
 
-    async def attempt(deadline: Deadline) -> None:
-        node_id = await find_coordinator(cluster, group, deadline)
+    async def ask(node_id: int, deadline: Deadline) -> None:
         answer = await cluster.send(
             DeleteGroupsRequest(groups_names=[group]),
             DeleteGroupsResponse,
@@ -126,21 +120,14 @@ async def delete_group(cluster: Cluster, group: str) -> None:
         )
         raise_for(answer.results[0].error_code, None, doing=doing)
 
-    await retrying(
-        attempt,
-        config=cluster.config,
-        deadline=Deadline(cluster.config.delivery_timeout_ms),
-        repeatable=False,
-        changes=True,
-    )
+    await at_coordinator(cluster, group, ask, repeatable=False, changes=True)
 
 
 async def delete_offsets(cluster: Cluster, group: str, topic: str, partitions: Sequence[int]) -> None:
     """See `AsyncKafkaAdmin.delete_offsets`."""
     doing = f"delete offsets of group {group} in {topic}"
 
-    async def attempt(deadline: Deadline) -> None:
-        node_id = await find_coordinator(cluster, group, deadline)
+    async def ask(node_id: int, deadline: Deadline) -> None:
         request = OffsetDeleteRequest(
             group_id=group,
             topics=[
@@ -155,13 +142,7 @@ async def delete_offsets(cluster: Cluster, group: str, topic: str, partitions: S
         for part in (part for found in answer.topics for part in found.partitions):
             raise_for(part.error_code, None, doing=doing)
 
-    await retrying(
-        attempt,
-        config=cluster.config,
-        deadline=Deadline(cluster.config.delivery_timeout_ms),
-        repeatable=True,
-        changes=True,
-    )
+    await at_coordinator(cluster, group, ask, changes=True)
 
 
 def _assigned(assignment: bytes) -> dict[str, list[int]]:

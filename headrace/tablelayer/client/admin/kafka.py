@@ -101,9 +101,7 @@ class AsyncKafkaAdmin:
                 key=lambda each: (each.topic, each.partition),
             )
 
-        return await retrying(
-            attempt, config=self._cluster.config, deadline=self._deadline(), repeatable=True
-        )
+        return await retrying(attempt, config=self._cluster.config, repeatable=True)
 
     async def move_partitions(
         self, wanted: Sequence[Placement | tuple[str, int]]
@@ -141,9 +139,7 @@ class AsyncKafkaAdmin:
                 key=lambda topic: topic.name,
             )
 
-        return await retrying(
-            attempt, config=self._cluster.config, deadline=self._deadline(), repeatable=True
-        )
+        return await retrying(attempt, config=self._cluster.config, repeatable=True)
 
     async def create_topic(
         self,
@@ -307,7 +303,6 @@ class AsyncKafkaAdmin:
         return await retrying(
             attempt,
             config=self._cluster.config,
-            deadline=self._deadline(),
             repeatable=True,
             on_stale_route=lambda: self._cluster.forget_routes(topic),
         )

@@ -179,7 +179,6 @@ class Producer:
             base = await retrying(
                 attempt,
                 config=self._cluster.config,
-                deadline=Deadline(self._cluster.config.delivery_timeout_ms),
                 repeatable=True,
                 changes=True,
                 on_stale_route=lambda: self._cluster.forget_routes(topic),

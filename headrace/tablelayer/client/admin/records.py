@@ -107,7 +107,6 @@ async def read_batches(
     await retrying(
         attempt,
         config=cluster.config,
-        deadline=Deadline(cluster.config.delivery_timeout_ms),
         repeatable=True,
         on_stale_route=lambda: cluster.forget_routes(topic),
     )
@@ -169,7 +168,6 @@ async def delete_records(cluster: Cluster, topic: str, before: Mapping[int, int]
     return await retrying(
         attempt,
         config=cluster.config,
-        deadline=Deadline(cluster.config.delivery_timeout_ms),
         repeatable=True,
         on_stale_route=lambda: cluster.forget_routes(topic),
     )

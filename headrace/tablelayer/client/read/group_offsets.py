@@ -7,7 +7,8 @@ commits while Kafka consumers are members.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
 
 from headrace.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from headrace.protocol.messages.offset_commit import (
@@ -24,14 +25,15 @@ from headrace.protocol.messages.offset_fetch import (
 from headrace.tablelayer.client.wire.cluster import Cluster
 from headrace.tablelayer.client.wire.retry import Deadline, raise_for, retrying
 
+T = TypeVar("T")
+
 _GROUPS_SINCE = 8
 
 
 async def commit_offsets(cluster: Cluster, group: str, topic: str, offsets: Mapping[int, int]) -> None:
     """Commit the next offset to read of each partition."""
 
-    async def attempt(deadline: Deadline) -> None:
-        node_id = await find_coordinator(cluster, group, deadline)
+    async def ask(node_id: int, deadline: Deadline) -> None:
         request = OffsetCommitRequest(
             group_id=group,
             generation_id_or_member_epoch=-1,
@@ -54,20 +56,13 @@ async def commit_offsets(cluster: Cluster, group: str, topic: str, offsets: Mapp
                 raise_for(entry.error_code, None, doing=f"commit offsets of group {group} in {topic}")
 
     if offsets:
-        await retrying(
-            attempt,
-            config=cluster.config,
-            deadline=Deadline(cluster.config.delivery_timeout_ms),
-            repeatable=True,
-            changes=True,
-        )
+        await at_coordinator(cluster, group, ask, changes=True)
 
 
 async def fetch_offsets(cluster: Cluster, group: str) -> dict[tuple[str, int], int]:
     """Return all committed offsets of a group, by (topic, partition)."""
 
-    async def attempt(deadline: Deadline) -> dict[tuple[str, int], int]:
-        node_id = await find_coordinator(cluster, group, deadline)
+    async def ask(node_id: int, deadline: Deadline) -> dict[tuple[str, int], int]:
         doing = f"fetch the offsets of group {group}"
         connection = await cluster.connection(node_id)
         if connection.version_for(OffsetFetchRequest) >= _GROUPS_SINCE:
@@ -87,12 +82,26 @@ async def fetch_offsets(cluster: Cluster, group: str) -> dict[tuple[str, int], i
                     offsets[topic.name, entry.partition_index] = entry.committed_offset
         return offsets
 
-    return await retrying(
-        attempt, config=cluster.config, deadline=Deadline(cluster.config.delivery_timeout_ms), repeatable=True
-    )
+    return await at_coordinator(cluster, group, ask)
 
 
-async def find_coordinator(cluster: Cluster, group: str, deadline: Deadline) -> int:
+async def at_coordinator(
+    cluster: Cluster,
+    group: str,
+    ask: Callable[[int, Deadline], Awaitable[T]],
+    *,
+    repeatable: bool = True,
+    changes: bool = False,
+) -> T:
+    """Find a group's coordinator and run `ask` with its number, again until it succeeds as in `retrying`."""
+
+    async def attempt(deadline: Deadline) -> T:
+        return await ask(await _find_coordinator(cluster, group, deadline), deadline)
+
+    return await retrying(attempt, config=cluster.config, repeatable=repeatable, changes=changes)
+
+
+async def _find_coordinator(cluster: Cluster, group: str, deadline: Deadline) -> int:
     """Return a consumer group's coordinator and remember its address. One attempt."""
     connection = await cluster.connection(None)
     if connection.version_for(FindCoordinatorRequest) >= 4:

@@ -310,7 +310,6 @@ class PartScan:
             new = await retrying(
                 self._look_for_buckets,
                 config=self._config,
-                deadline=Deadline(self._config.delivery_timeout_ms),
                 repeatable=True,
             )
             if self._follows:

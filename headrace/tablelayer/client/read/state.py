@@ -82,7 +82,6 @@ class BucketState:
         answer = await retrying(
             self._ask,
             config=config,
-            deadline=Deadline(config.delivery_timeout_ms),
             repeatable=True,
             on_stale_route=self._routes.forget,
             counters=self._cluster.counters,

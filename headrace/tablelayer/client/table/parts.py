@@ -24,7 +24,7 @@ from headrace.tablelayer.client.errors import ConnectionFailed, DataError, Outco
 from headrace.tablelayer.client.read.reader import Reader
 from headrace.tablelayer.client.read.state import snapshot_pieces
 from headrace.tablelayer.client.wire.cluster import Cluster
-from headrace.tablelayer.client.wire.retry import Deadline, retrying, together
+from headrace.tablelayer.client.wire.retry import retrying, together
 from headrace.tablelayer.client.wire.routes import TableRoutes
 from headrace.tablelayer.client.write.lane import WHOLE_ROWS, WriteMode
 from headrace.tablelayer.client.write.pieces import check_rows_fit
@@ -89,7 +89,6 @@ class Part:
         found = await retrying(
             TableRoutes(self._cluster, self.definition).bucket_count,
             config=self._cluster.config,
-            deadline=Deadline(self._cluster.config.delivery_timeout_ms),
             repeatable=True,
         )
         if found > self.definition.bucket_count:

@@ -219,7 +219,6 @@ class AsyncStagedWriter:
         await retrying(
             attempt,
             config=self._config,
-            deadline=Deadline(self._config.delivery_timeout_ms),
             repeatable=True,
             changes=True,
             on_stale_route=forget,

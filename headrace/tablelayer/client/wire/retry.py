@@ -167,7 +167,7 @@ async def retrying(
     attempt: Callable[[Deadline], Awaitable[T]],
     *,
     config: ClientConfig,
-    deadline: Deadline,
+    deadline: Deadline | None = None,
     repeatable: bool,
     changes: bool = False,
     on_stale_route: Callable[[], None] | None = None,
@@ -175,10 +175,13 @@ async def retrying(
 ) -> T:
     """Run `attempt` until it succeeds, fails permanently, or the deadline passes. Raises its last error.
 
+    The deadline is by default that of the delivery timeout.
+
     With `repeatable=False` a lost connection or a missing answer ends the call: its outcome is unknown. `changes` says
     that an attempt has an effect: an earlier attempt with an unknown outcome then makes the call's outcome unknown.
     """
     backoff = Backoff(config)
+    deadline = Deadline(config.delivery_timeout_ms) if deadline is None else deadline
     unknown: Exception | None = None
     while True:
         try:

@@ -12,7 +12,6 @@ from sqlglot import Token, TokenType
 
 from headrace.tablelayer.model.ddl.errors import DdlError
 from headrace.tablelayer.model.ddl.literals import read_literal
-from headrace.tablelayer.model.ddl.render import quoted
 from headrace.tablelayer.model.ddl.statements import (
     CopyFrom,
     CopyTo,
@@ -24,6 +23,7 @@ from headrace.tablelayer.model.ddl.statements import (
     Truncate,
     Update,
 )
+from headrace.tablelayer.model.types.quoting import quoted
 from headrace.tablelayer.model.types.values import Value
 
 if TYPE_CHECKING:

@@ -45,7 +45,6 @@ from headrace.tablelayer.model.ddl.reads import (
     conditions_by_table,
     qualified_name,
 )
-from headrace.tablelayer.model.ddl.render import quoted
 from headrace.tablelayer.model.ddl.respelled import Respelled
 from headrace.tablelayer.model.ddl.scopes import defining
 from headrace.tablelayer.model.ddl.simple_queries import (
@@ -56,6 +55,7 @@ from headrace.tablelayer.model.ddl.simple_queries import (
     simple_parts,
 )
 from headrace.tablelayer.model.filters.trees import hints_in, only, understood
+from headrace.tablelayer.model.types.quoting import quoted
 
 _AS_WRITTEN = frozenset(
     {

@@ -8,9 +8,9 @@ from sqlglot import TokenType, exp
 from sqlglot.dialects.duckdb import DuckDB
 
 from headrace.tablelayer.model.ddl.query import Select
-from headrace.tablelayer.model.ddl.render import quoted
 from headrace.tablelayer.model.ddl.select import parsed, to_duckdb, tokens_of
 from headrace.tablelayer.model.filters.trees import only, understood
+from headrace.tablelayer.model.types.quoting import quoted
 
 OP = "\ue000op"
 """The column of a batch with the kind of each change, which no table has."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from headrace.protocol.loading.lazy import lazy_module
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.types.quoting import quote_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -206,7 +207,7 @@ _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 def _field_text(field: Field) -> str:
     name = field.name if _PLAIN_NAME.fullmatch(field.name) else f"`{field.name}`"
-    comment = "" if field.comment is None else " '" + field.comment.replace("'", "''") + "'"
+    comment = "" if field.comment is None else f" {quote_text(field.comment)}"
     return f"{name} {field}{comment}"
 
 

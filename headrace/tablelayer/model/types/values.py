@@ -37,6 +37,7 @@ from headrace.tablelayer.model.types.column_types import (
     TypeKind,
 )
 from headrace.tablelayer.model.types.far_years import time_text, timestamp_text
+from headrace.tablelayer.model.types.quoting import quote_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -306,4 +307,4 @@ def literal_sql(text: str, data_type: DataType) -> str:
         return text.upper()
     if kind in BINARY_KINDS:
         return f"X'{text}'"
-    return "'" + text.replace("'", "''") + "'"
+    return quote_text(text)

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.tablelayer.model.ddl import AlterTable, parse
-from headrace.tablelayer.model.ddl.render import quote_name, quote_text
 from headrace.tablelayer.model.errors import TableError, TableErrorCode, invalid_table
 from headrace.tablelayer.model.options.table_options import BUCKET_COUNT, BUCKET_KEY
 from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.table.evolution import Change, SetTableComment
 from headrace.tablelayer.model.table.path import TablePath
+from headrace.tablelayer.model.types.quoting import quote_name, quote_text
 from headrace.tablelayer.model.types.values import literal_sql
 from headrace.tablelayer.spark.catalog.requests import Request, table_options
 from headrace.tablelayer.spark.options import server_of

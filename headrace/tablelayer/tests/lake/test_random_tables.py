@@ -20,10 +20,10 @@ import pytest
 from headrace.tablelayer.client import Connection
 from headrace.tablelayer.lake.tiering_job import run_tiering
 from headrace.tablelayer.lake.union_read import union_read
-from headrace.tablelayer.model.ddl.render import quote_name
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.lake.offsets import PartitionBucket
 from headrace.tablelayer.model.schema.schema import Column
+from headrace.tablelayer.model.types.quoting import quote_name
 from headrace.tablelayer.spark.options import ReadOptions
 from headrace.tablelayer.spark.stream import stream_reader
 from headrace.tablelayer.spark.types import spark_schema
