@@ -99,7 +99,8 @@ def measure_in_spark(
     return found
 
 
-def main() -> None:
+def _arguments() -> argparse.Namespace:
+    """Read the command line; end with an error if options do not belong together."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     groups = [
         *GROUPS,
@@ -125,17 +126,22 @@ def main() -> None:
         action="append",
         default=[],
         choices=list(dict.fromkeys(groups)),
-        help="of the groups of all but transcode and remote; of tables only many",
+        help="only this group of figures; repeatable. transcode and remote have no groups, and tables has `many`",
     )
     parser.add_argument("--json", type=Path, help="write every sample, ratio and goal to this file")
     parser.add_argument(
-        "--tree", type=Path, help="of against, neighbours and small: a working tree of another commit"
+        "--tree", type=Path, help="working tree of another commit, for against, neighbours and small"
     )
     arguments = parser.parse_args()
     if "against" in arguments.what and arguments.tree is None:
         parser.error("against needs --tree")
     if arguments.tree is not None and not {"against", "neighbours", "small"} & set(arguments.what):
         parser.error("--tree belongs to against, neighbours and small")
+    return arguments
+
+
+def main() -> None:
+    arguments = _arguments()
     what = arguments.what or EVERYTHING
     rounds = arguments.rounds or (1 if arguments.quick else 5)
     scale = arguments.scale or (0.25 if arguments.quick else 1.0)

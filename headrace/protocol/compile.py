@@ -8,7 +8,8 @@ tracebacks and profilers show it.
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
@@ -27,6 +28,14 @@ class Source:
 
     def line(self, text: str) -> None:
         self.lines.append("    " * self.depth + text)
+
+    @contextmanager
+    def block(self, head: str) -> Iterator[None]:
+        """Write the head of a block, such as `else:`, and indent the lines that are written inside of `with`."""
+        self.line(head)
+        self.depth += 1
+        yield
+        self.depth -= 1
 
     def fresh(self, prefix: str) -> str:
         """A name that is not used yet."""

@@ -8,6 +8,26 @@ or IndexError, and text that is not UTF-8 UnicodeDecodeError; the caller transla
 For large frames there is a second form of it, a generator that yields every few elements, so that other work can run
 in between.
 
+This is the decoder of LeaveGroupRequest in version 0, whose fields are the strings `group_id` and `member_id`:
+
+    def decode(buf, pos, left):
+        end = len(buf)
+        left -= 232
+        if left < 0: raise exceeded(232, left + 232)
+        m = new(C1)
+        m.members = []
+
+        n2, = U4(buf, pos); pos += 2
+        if n2 < 0: raise bad_null('LeaveGroupRequest.group_id', n2)
+
+        e3 = pos + n2
+        if e3 > end: raise too_long('LeaveGroupRequest.group_id', n2, end - pos)
+        s5 = str(buf[pos:e3], 'utf-8')
+        left -= n2 if s5.isascii() else 4 * n2
+        m.group_id = s5
+        pos = e3
+        ...
+
 Each allocation is checked first. A number of elements that cannot fit into the rest of the buffer at their minimum
 size, or into the budget, is refused. Text and bytes are charged at the next array or at the end, since they cannot be
 larger than the buffer.
@@ -15,7 +35,8 @@ larger than the buffer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from struct import Struct as Packer
 from struct import unpack_from
@@ -83,16 +104,15 @@ class _DecoderCompiler:
 
     def compile(self) -> Any:
         source = self.source
-        source.line("def decode(buf, pos, left):")
-        source.depth += 1
-        source.line("end = len(buf)")
-        self.charge(str(struct_cost(self.cls, self.version)))
-        self.structure(self.cls, "m", self.cls.__name__)
-        self.flush()
-        source.line("if left < 0: raise exceeded(-left, 0)")
-        source.line("return m, pos, left")
-        if self.in_slices:
-            source.line("yield")
+        with source.block("def decode(buf, pos, left):"):
+            source.line("end = len(buf)")
+            self.charge(str(struct_cost(self.cls, self.version)))
+            self.structure(self.cls, "m", self.cls.__name__)
+            self.flush()
+            source.line("if left < 0: raise exceeded(-left, 0)")
+            source.line("return m, pos, left")
+            if self.in_slices:
+                source.line("yield")
         kind = "sliced decoder" if self.in_slices else "decoder"
         return source.function("decode", f"{kind} of {self.cls.__name__} version {self.version}")
 
@@ -179,51 +199,47 @@ class _DecoderCompiler:
             self.flush()
         return f"{target} < 0"
 
-    def null(self, field: Field, condition: str, count: str, assign: str, path: str) -> None:
-        """The branch for null; leaves the indentation inside the branch for a value that is there."""
-        line = self.source.line
-        line(f"if {condition}:")
-        self.source.depth += 1
-        if self.version in field.nullable:
-            line(f"if {count} != -1: raise bad_value({path!r}, {count}, 'a length')")
-            line(assign.format("None"))
-            self.source.depth -= 1
-            line("else:")
-            self.source.depth += 1
-        else:
-            line(f"raise bad_null({path!r}, {count})")
-            self.source.depth -= 1
-            line("if True:")
-            self.source.depth += 1
+    @contextmanager
+    def present(self, field: Field, condition: str, count: str, assign: str, path: str) -> Iterator[None]:
+        """Write the branch for null; what is written inside of `with` is for a value."""
+        source = self.source
+        if self.version not in field.nullable:
+            source.line(f"if {condition}: raise bad_null({path!r}, {count})")
+            yield
+            return
+        with source.block(f"if {condition}:"):
+            source.line(f"if {count} != -1: raise bad_value({path!r}, {count}, 'a length')")
+            source.line(assign.format("None"))
+        with source.block("else:"):
+            yield
 
     def sized(self, field: Field, assign: str, path: str) -> None:
-        """A string, bytes or records."""
+        """Decode a string, bytes or records."""
         line = self.source.line
         size, stop = self.source.fresh("n"), self.source.fresh("e")
         condition = self.length(size, "h" if field.kind == "string" else "i")
-        self.null(field, condition, size, assign, path)
-        line(f"{stop} = pos + {size}")
-        line(f"if {stop} > end: raise too_long({path!r}, {size}, end - pos)")
-        if field.kind == "string":
-            text = self.source.fresh("s")
-            if self.bounds_strings:
-                line(
-                    f"if {size} > {STRING_BYTES_MAX}: raise bad_value({path!r}, {size}, {_LENGTH_OF_STRING!r})"
-                )
-            line(f"{text} = str(buf[pos:{stop}], 'utf-8')")
-            # One character beyond Latin-1 makes all of them two or four bytes wide.
-            line(f"left -= {size} if {text}.isascii() else 4 * {size}")
-            line(assign.format(text))
-        elif field.kind == "binary":
-            line(f"left -= {size}")
-            line(assign.format(f"bytes(buf[pos:{stop}])"))
-        else:
-            line(assign.format(f"view(buf)[pos:{stop}]"))
-        line(f"pos = {stop}")
-        self.source.depth -= 1
+        with self.present(field, condition, size, assign, path):
+            line(f"{stop} = pos + {size}")
+            line(f"if {stop} > end: raise too_long({path!r}, {size}, end - pos)")
+            if field.kind == "string":
+                text = self.source.fresh("s")
+                if self.bounds_strings:
+                    line(
+                        f"if {size} > {STRING_BYTES_MAX}: raise bad_value({path!r}, {size}, {_LENGTH_OF_STRING!r})"
+                    )
+                line(f"{text} = str(buf[pos:{stop}], 'utf-8')")
+                # One character beyond Latin-1 makes all of them two or four bytes wide.
+                line(f"left -= {size} if {text}.isascii() else 4 * {size}")
+                line(assign.format(text))
+            elif field.kind == "binary":
+                line(f"left -= {size}")
+                line(assign.format(f"bytes(buf[pos:{stop}])"))
+            else:
+                line(assign.format(f"view(buf)[pos:{stop}]"))
+            line(f"pos = {stop}")
 
     def nested(self, field: Field, assign: str, path: str) -> None:
-        """A struct in a field of its own."""
+        """Decode a struct in a field of its own."""
         assert field.structure is not None
         line = self.source.line
         target = self.source.fresh("o")
@@ -235,24 +251,28 @@ class _DecoderCompiler:
             line("    " + assign.format("None"))
             line(f"elif {marker} != 1:")
             line(f"    raise bad_value({path!r}, {marker}, 'the mark of a struct, 1 or -1')")
-            line("else:")
-            self.source.depth += 1
-            self.structure(field.structure, target, path)
-            self.flush()
-            line(assign.format(target))
-            self.source.depth -= 1
+            with self.source.block("else:"):
+                self.into(field.structure, target, assign, path)
         else:
-            self.structure(field.structure, target, path)
-            self.flush()
-            line(assign.format(target))
+            self.into(field.structure, target, assign, path)
+
+    def into(self, structure: type[Declared], target: str, assign: str, path: str) -> None:
+        """Decode a struct into the variable `target`, and assign it."""
+        self.structure(structure, target, path)
+        self.flush()
+        self.source.line(assign.format(target))
 
     def array(self, field: Field, assign: str, path: str) -> None:
         element = field.element
         assert element is not None
-        line = self.source.line
         count = self.source.fresh("n")
         condition = self.length(count, "i")
-        self.null(field, condition, count, assign, path)
+        with self.present(field, condition, count, assign, path):
+            self.elements(element, count, assign, path)
+
+    def elements(self, element: Field, count: str, assign: str, path: str) -> None:
+        """Decode `count` elements of an array, and assign the list of them."""
+        line = self.source.line
         if element.kind == "struct":
             assert element.structure is not None
             smallest = struct_minimum_size(element.structure, self.version, self.flexible)
@@ -274,53 +294,44 @@ class _DecoderCompiler:
             line(assign.format(values))
             line(f"{add} = {values}.append")
             index = self.source.fresh("k") if self.in_slices else "_"
-            line(f"for {index} in range({count}):")
-            self.source.depth += 1
-            if self.in_slices:
-                line(f"if not {index} % {ELEMENTS_PER_SLICE}: yield")
-            self.value(element, f"{add}({{}})", f"{path}[]")
-            self.flush()
-            self.source.depth -= 1
-        self.source.depth -= 1
+            with self.source.block(f"for {index} in range({count}):"):
+                if self.in_slices:
+                    line(f"if not {index} % {ELEMENTS_PER_SLICE}: yield")
+                self.value(element, f"{add}({{}})", f"{path}[]")
+                self.flush()
 
     def tags(self, tagged: list[tuple[str, Field]], target: str, path: str) -> None:
-        """The tagged fields at the end of a struct: known ones into their attributes, others skipped."""
-        line = self.source.line
-        count, last, tag, stop = (self.source.fresh(prefix) for prefix in ("n", "l", "t", "e"))
+        """Decode the tagged fields at the end of a struct: known ones into their attributes, others are skipped."""
+        source, line = self.source, self.source.line
+        count, last, tag, stop = (source.fresh(prefix) for prefix in ("n", "l", "t", "e"))
         self.flush()
         line("if not buf[pos]: pos += 1")
-        line("else:")
-        self.source.depth += 1
-        self.varint(count)
-        line(f"if 2 * {count} > end - pos: raise too_many({path + ' tagged fields'!r}, {count}, end - pos)")
-        line(f"{last} = -1")
-        index = self.source.fresh("k") if self.in_slices else "_"
-        line(f"for {index} in range({count}):")
-        self.source.depth += 1
-        if self.in_slices:
-            line(f"if not {index} % {ELEMENTS_PER_SLICE}: yield")
-        self.varint(tag)
-        line(f"if {tag} <= {last}: raise bad_tag({path!r}, {tag}, {last})")
-        line(f"{last} = {tag}")
-        self.varint(stop)
-        line(f"if {stop} > end - pos: raise too_long(f'{path} tagged field {{{tag}}}', {stop}, end - pos)")
-        line(f"{stop} += pos")
-        keyword = "if"
-        for name, field in tagged:
-            line(f"{keyword} {tag} == {field.tag}:")
-            self.source.depth += 1
-            self.charge(str(value_cost(field, self.version)))
-            self.value(field, f"{target}.{name} = {{}}", f"{path}.{name}")
-            self.flush()
-            line(f"if pos != {stop}: raise bad_end({path + '.' + name!r}, {stop}, pos)")
-            self.source.depth -= 1
-            keyword = "elif"
-        if tagged:
-            line("else:")
-            line(f"    pos = {stop}")
-        else:
-            line(f"pos = {stop}")
-        self.source.depth -= 2
+        with source.block("else:"):
+            self.varint(count)
+            line(
+                f"if 2 * {count} > end - pos: raise too_many({path + ' tagged fields'!r}, {count}, end - pos)"
+            )
+            line(f"{last} = -1")
+            index = source.fresh("k") if self.in_slices else "_"
+            with source.block(f"for {index} in range({count}):"):
+                if self.in_slices:
+                    line(f"if not {index} % {ELEMENTS_PER_SLICE}: yield")
+                self.varint(tag)
+                line(f"if {tag} <= {last}: raise bad_tag({path!r}, {tag}, {last})")
+                line(f"{last} = {tag}")
+                self.varint(stop)
+                line(
+                    f"if {stop} > end - pos: raise too_long(f'{path} tagged field {{{tag}}}', {stop}, end - pos)"
+                )
+                line(f"{stop} += pos")
+                for name, field in tagged:
+                    with source.block(f"if {tag} == {field.tag}:"):
+                        self.charge(str(value_cost(field, self.version)))
+                        self.value(field, f"{target}.{name} = {{}}", f"{path}.{name}")
+                        self.flush()
+                        line(f"if pos != {stop}: raise bad_end({path + '.' + name!r}, {stop}, pos)")
+                        line("continue")
+                line(f"pos = {stop}")
 
 
 def _finish_unsigned_varint(buffer: Any, position: int, value: int) -> tuple[int, int]:

@@ -66,24 +66,23 @@ class _EncoderCompiler:
     def compile(self) -> Any:
         source = self.source
         has_parts = self.in_slices or _carries_records(self.cls, self.version)
-        source.line("def encode(m, left):" if self.in_slices else "def encode(m):")
-        source.depth += 1
-        source.line("chunks = []")
-        source.line("add = chunks.append")
-        if has_parts:
-            source.line("parts = []")
-        self.structure(self.cls, "m", self.cls.__name__)
-        self.flush()
-        if self.in_slices:
-            source.line("if chunks: parts.append(join(chunks)); left -= len(parts[-1])")
-            source.line("if left < 0: raise too_large(m)")
-            source.line("return parts")
-            source.line("yield")
-        elif has_parts:
-            source.line("if chunks: parts.append(join(chunks))")
-            source.line("return parts")
-        else:
-            source.line("return [join(chunks)]")
+        with source.block("def encode(m, left):" if self.in_slices else "def encode(m):"):
+            source.line("chunks = []")
+            source.line("add = chunks.append")
+            if has_parts:
+                source.line("parts = []")
+            self.structure(self.cls, "m", self.cls.__name__)
+            self.flush()
+            if self.in_slices:
+                source.line("if chunks: parts.append(join(chunks)); left -= len(parts[-1])")
+                source.line("if left < 0: raise too_large(m)")
+                source.line("return parts")
+                source.line("yield")
+            elif has_parts:
+                source.line("if chunks: parts.append(join(chunks))")
+                source.line("return parts")
+            else:
+                source.line("return [join(chunks)]")
         kind = "sliced encoder" if self.in_slices else "encoder"
         return source.function("encode", f"{kind} of {self.cls.__name__} version {self.version}")
 
@@ -159,16 +158,12 @@ class _EncoderCompiler:
             return
         # A length of one byte, which nearly all are, is packed together with what stands before it.
         run, self.run = self.run, [*self.run, ("B", f"{size} + 1")]
-        line(f"if {size} < 127:")
-        self.source.depth += 1
-        self.flush()
-        self.source.depth -= 1
-        line("else:")
-        self.source.depth += 1
-        self.run = run
-        self.flush()
-        line(f"{self.add}(uv({size} + 1))")
-        self.source.depth -= 1
+        with self.source.block(f"if {size} < 127:"):
+            self.flush()
+        with self.source.block("else:"):
+            self.run = run
+            self.flush()
+            line(f"{self.add}(uv({size} + 1))")
 
     def begin(self, field: Field, expression: str, path: str, size: str, body: list[str], letter: str) -> str:
         """Bind the value to a name, prepare it by the lines of `body`, write its length; returns the name."""
@@ -178,11 +173,9 @@ class _EncoderCompiler:
         if self.version in field.nullable:
             line(f"if {value} is None:")
             line(f"    {size} = -1")
-            line("else:")
-            self.source.depth += 1
-            for text in body:
-                line(text.format(value))
-            self.source.depth -= 1
+            with self.source.block("else:"):
+                for text in body:
+                    line(text.format(value))
         else:
             line(f"if {value} is None: raise no_null({path!r}, {self.version})")
             for text in body:
@@ -227,12 +220,10 @@ class _EncoderCompiler:
         self.flush()
         line(f"if {value} is None:")
         line(f"    {self.add}(b'\\xff')")
-        line("else:")
-        self.source.depth += 1
-        self.run.append(("B", "1"))
-        self.structure(field.structure, value, path)
-        self.flush()
-        self.source.depth -= 1
+        with self.source.block("else:"):
+            self.run.append(("B", "1"))
+            self.structure(field.structure, value, path)
+            self.flush()
 
     def array(self, field: Field, expression: str, path: str) -> None:
         element = field.element
@@ -245,30 +236,25 @@ class _EncoderCompiler:
             line(f"if {size} == 1: {self.add}({one}({values}[0]))")
             line(f"elif {size} > 0: {self.add}(pack_array({FORMATS[element.kind][0]!r}, {values}))")
             return
-        item = self.source.fresh("i")
-        line(f"if {size} > 0:")
-        self.source.depth += 1
-        if self.in_slices:
-            index = self.source.fresh("k")
-            line(f"for {index}, {item} in enumerate({values}):")
-        else:
-            line(f"for {item} in {values}:")
-        self.source.depth += 1
-        if self.in_slices:
-            line(f"if not {index} % {ELEMENTS_PER_SLICE}:")
-            line("    yield")
-            line(f"    if len(chunks) > {_CHUNKS_PER_PART}:")
-            line("        parts.append(join(chunks))")
-            line("        chunks.clear()")
-            line("        left -= len(parts[-1])")
-            line("        if left < 0: raise too_large(m)")
-        if element.kind == "struct":
-            assert element.structure is not None
-            self.structure(element.structure, item, f"{path}[]")
-        else:
-            self.value(element, item, f"{path}[]")
-        self.flush()
-        self.source.depth -= 2
+        item, index = self.source.fresh("i"), self.source.fresh("k")
+        loop = (
+            f"for {index}, {item} in enumerate({values}):" if self.in_slices else f"for {item} in {values}:"
+        )
+        with self.source.block(f"if {size} > 0:"), self.source.block(loop):
+            if self.in_slices:
+                line(f"if not {index} % {ELEMENTS_PER_SLICE}:")
+                line("    yield")
+                line(f"    if len(chunks) > {_CHUNKS_PER_PART}:")
+                line("        parts.append(join(chunks))")
+                line("        chunks.clear()")
+                line("        left -= len(parts[-1])")
+                line("        if left < 0: raise too_large(m)")
+            if element.kind == "struct":
+                assert element.structure is not None
+                self.structure(element.structure, item, f"{path}[]")
+            else:
+                self.value(element, item, f"{path}[]")
+            self.flush()
 
     def tags(self, tagged: list[tuple[str, Field]], target: str, path: str) -> None:
         """The tagged fields at the end of a struct. As a rule there are none, which is one zero byte."""
@@ -279,29 +265,25 @@ class _EncoderCompiler:
         tagged = sorted(tagged, key=lambda item: item[1].tag or 0)
         conditions = [f"({self.is_set(field, f'{target}.{name}')})" for name, field in tagged]
         run = list(self.run)
-        line(f"if {' or '.join(conditions)}:")
-        self.source.depth += 1
-        self.flush()
-        line(f"{self.add}(uv({' + '.join(f'bool({condition})' for condition in conditions)}))")
-        outer = self.add
-        for (name, field), condition in zip(tagged, conditions, strict=True):
-            body = self.source.fresh("t")
-            line(f"if {condition}:")
-            self.source.depth += 1
-            line(f"{body} = []")
-            self.add = f"{body}.append"
-            self.value(field, f"{target}.{name}", f"{path}.{name}")
+        with self.source.block(f"if {' or '.join(conditions)}:"):
             self.flush()
-            self.add = outer
-            line(f"{body} = join({body})")
-            line(f"{outer}({encode_unsigned_varint(field.tag or 0)!r} + uv(len({body}))); {outer}({body})")
-            self.source.depth -= 1
-        self.source.depth -= 1
-        line("else:")
-        self.source.depth += 1
-        self.run = [*run, ("B", "0")]
-        self.flush()
-        self.source.depth -= 1
+            line(f"{self.add}(uv({' + '.join(f'bool({condition})' for condition in conditions)}))")
+            outer = self.add
+            for (name, field), condition in zip(tagged, conditions, strict=True):
+                body = self.source.fresh("t")
+                with self.source.block(f"if {condition}:"):
+                    line(f"{body} = []")
+                    self.add = f"{body}.append"
+                    self.value(field, f"{target}.{name}", f"{path}.{name}")
+                    self.flush()
+                    self.add = outer
+                    line(f"{body} = join({body})")
+                    line(
+                        f"{outer}({encode_unsigned_varint(field.tag or 0)!r} + uv(len({body}))); {outer}({body})"
+                    )
+        with self.source.block("else:"):
+            self.run = [*run, ("B", "0")]
+            self.flush()
 
 
 def _carries_records(structure: type[Declared], version: int) -> bool:

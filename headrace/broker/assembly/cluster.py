@@ -35,6 +35,7 @@ from headrace.broker.metadata.topic_config import TopicConfigs
 from headrace.broker.partitions.fence import Fence
 from headrace.broker.remote.backup_nodes import BackupNodes
 from headrace.broker.remote.opening import open_remote_log
+from headrace.broker.remote.parts import RemoteParts
 from headrace.broker.replication.replicas import LocalReplicas
 from headrace.broker.replication.throttle import Throttle
 from headrace.broker.runtime.ports import AgeClock
@@ -143,20 +144,22 @@ class Cluster:
         """Open the remote log, if there is remote storage. Raises ConfigError."""
         context = self.context
         self.logs.remote = open_remote_log(
-            self._config,
-            self.metadata,
-            self.replicas,
-            self.following,
-            self._extensions,
-            store=context.store,
-            disk=context.disk,
-            ages=context.ages,
-            clock=context.clock,
-            entropy=context.entropy,
-            threads=context.threads,
-            executor=context.executor,
-            background=context.background,
-            directory=self._storage.directory,
+            RemoteParts(
+                config=self._config,
+                metadata=self.metadata,
+                replicas=self.replicas,
+                following=self.following,
+                policies=self._extensions,
+                store=context.store,
+                disk=context.disk,
+                ages=context.ages,
+                clock=context.clock,
+                entropy=context.entropy,
+                threads=context.threads,
+                executor=context.executor,
+                background=context.background,
+                directory=self._storage.directory,
+            )
         )
 
     @property

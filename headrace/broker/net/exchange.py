@@ -108,9 +108,9 @@ class Exchange:
         return bool(self.frames) and (self.is_busy or self.state is _MUTED)
 
     def take(self) -> bytes | memoryview | None:
-        """Return the next request. It must be answered or deferred before another one is taken.
+        """Return the next request. It must be answered or deferred before another one is taken: InvariantError.
 
-        None when no frame waits, too much is unsent, or the state is neither IDLE nor HANDLING.
+        None when no frame waits, too much is unsent, or the state is PENDING, YIELDING or MUTED.
         """
         if not self.frames or self.unsent.size > self._unsent_bytes_max:
             return None
@@ -161,7 +161,7 @@ class Exchange:
         self.incoming.clear()
         self.unsent.clear()
         if self.state is _YIELDING or self.state is _MUTED:
-            self.state = _IDLE
+            self.resume()
 
     def check_invariants(self) -> None:
         """Raises InvariantError. Takes time in proportion to frames and parts: for tests and simulators."""

@@ -36,7 +36,6 @@ import dataclasses
 import logging
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
@@ -64,21 +63,15 @@ from headrace.broker.stores.embedded import EmbeddedStore
 from headrace.protocol.errors import KafkaError
 
 if TYPE_CHECKING:
-    from headrace.broker.cluster.metadata_follower import MetadataFollower
-    from headrace.broker.configs.broker_config import BrokerConfig
     from headrace.broker.groups.coordinator import GroupCoordinator
     from headrace.broker.log.partition_log import PartitionLog
-    from headrace.broker.metadata.cluster import ClusterMetadata
     from headrace.broker.metadata.image import TopicEntry
     from headrace.broker.objects.files import RemoteFiles
-    from headrace.broker.partitions.data_dir import DataDirectory
     from headrace.broker.partitions.partition import Partition
     from headrace.broker.partitions.topic import TopicImage
+    from headrace.broker.remote.parts import RemoteParts
     from headrace.broker.replication.following import Follower
-    from headrace.broker.replication.replicas import LocalReplicas
-    from headrace.broker.replication.topic_policy import TopicPolicy
-    from headrace.broker.runtime.background import BackgroundTasks
-    from headrace.broker.runtime.ports import AgeClock, Clock, CoordinationStore, Disk, Entropy, Threads
+    from headrace.broker.runtime.ports import Clock
     from headrace.broker.runtime.slices import Slices
 
 logger = logging.getLogger("headrace.remote")
@@ -89,26 +82,9 @@ Result = TypeVar("Result")
 class RemoteLogManager:
     """The remote log of one broker. `location`: the name of `files` for users."""
 
-    def __init__(
-        self,
-        config: BrokerConfig,
-        files: RemoteFiles,
-        location: str,
-        metadata: ClusterMetadata,
-        replicas: LocalReplicas,
-        following: MetadataFollower,
-        policies: Sequence[TopicPolicy],
-        *,
-        store: CoordinationStore,
-        disk: Disk,
-        ages: AgeClock,
-        clock: Clock,
-        entropy: Entropy,
-        threads: Threads,
-        executor: Executor,
-        background: BackgroundTasks,
-        directory: DataDirectory,
-    ) -> None:
+    def __init__(self, parts: RemoteParts, files: RemoteFiles, location: str) -> None:
+        config, metadata, store = parts.config, parts.metadata, parts.store
+        directory, disk, ages, threads = parts.directory, parts.disk, parts.ages, parts.threads
         data_dir = directory.path
         self._is_read_only = disk.size(data_dir / RESTORED_NAME) is not None
         if self._is_read_only:
@@ -122,21 +98,21 @@ class RemoteLogManager:
         self._location = location
         self._directory = directory
         self._metadata = metadata
-        self._replicas = replicas
-        self._policies = policies
+        self._replicas = parts.replicas
+        self._policies = parts.policies
         self._store = store
         self._disk = disk
         self._ages = ages
-        self._executor = executor
-        self._background = background
-        self._writer = entropy.uuid().hex
-        self._entropy = entropy
+        self._executor = parts.executor
+        self._background = parts.background
+        self._writer = parts.entropy.uuid().hex
+        self._entropy = parts.entropy
         count = config["remote.log.reader.threads"]
         self.readers = threads.pool(count, "remote log readers")
         self._ahead = threads.pool(count, "remote log read-ahead")
         self._copier = threads.pool(1, "remote log copier")
         self.chunks = Chunks(files.read_range, self._ahead, config["remote.log.reader.cache.bytes"])
-        self._topics = TopicNodes(files, store, metadata, following, self._copier)
+        self._topics = TopicNodes(files, store, metadata, parts.following, self._copier)
         self._unknown: dict[tuple[UUID, int], Exception] = {}
         """Errors of partitions that have no folder, and whose remote part could not be looked up."""
         self._is_alone = isinstance(store, EmbeddedStore)
@@ -151,16 +127,16 @@ class RemoteLogManager:
             self._cluster = SharedCopy(self._place, store, lambda: metadata.image)
         self._counts: dict[str, Counts] = {}
         """Counters by topic."""
-        self._copy_quota = self._quota("copy", clock)
+        self._copy_quota = self._quota("copy", parts.clock)
         self._positions: GroupCopy | None = None
         self._position_copier = threads.pool(1, "remote group positions")
-        self._fetch_quota = self._quota("fetch", clock)
-        self._clock = clock
+        self._fetch_quota = self._quota("fetch", parts.clock)
+        self._clock = parts.clock
         self._turn_ends = 0.0
         self._put_off: dict[Partition, None] = {}
         """Partitions that wait for the quota."""
         self._copies_nothing = self._is_read_only
-        self._metadata_true_at = self._positions_true_at = clock.monotonic()
+        self._metadata_true_at = self._positions_true_at = parts.clock.monotonic()
         """Latest time at which the copy was equal to the broker's state, in monotonic seconds; initially the start."""
 
     def _quota(self, work: str, clock: Clock) -> RemoteQuota:

@@ -6,48 +6,28 @@ Its modules are imported only with remote storage.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.broker.configs.config_key import ConfigError
 from headrace.broker.partitions.data_dir import FROM_REMOTE_STORAGE, POSITIONS_PENDING
+from headrace.broker.remote.parts import RemoteParts
 from headrace.protocol.errors import KafkaError
 
 if TYPE_CHECKING:
-    from headrace.broker.cluster.metadata_follower import MetadataFollower
-    from headrace.broker.configs.broker_config import BrokerConfig
     from headrace.broker.groups.coordinator import GroupCoordinator
     from headrace.broker.metadata.cluster import ClusterMetadata
-    from headrace.broker.partitions.data_dir import DataDirectory
     from headrace.broker.remote.manager import RemoteLogManager
     from headrace.broker.replication.replicas import LocalReplicas
-    from headrace.broker.replication.topic_policy import TopicPolicy
-    from headrace.broker.runtime.background import BackgroundTasks
-    from headrace.broker.runtime.ports import AgeClock, Clock, CoordinationStore, Disk, Entropy, Threads
+    from headrace.broker.runtime.ports import Clock, Disk
 
 logger = logging.getLogger("headrace.server")
 
 
-def open_remote_log(
-    config: BrokerConfig,
-    metadata: ClusterMetadata,
-    replicas: LocalReplicas,
-    following: MetadataFollower,
-    policies: Sequence[TopicPolicy],
-    *,
-    store: CoordinationStore,
-    disk: Disk,
-    ages: AgeClock,
-    clock: Clock,
-    entropy: Entropy,
-    threads: Threads,
-    executor: Executor,
-    background: BackgroundTasks,
-    directory: DataDirectory,
-) -> RemoteLogManager | None:
+def open_remote_log(parts: RemoteParts) -> RemoteLogManager | None:
     """Return the remote log; None without remote storage. Raises ConfigError."""
+    config, disk, directory = parts.config, parts.disk, parts.directory
     if not config["remote.log.storage.system.enable"]:
         if disk.size(directory.path / FROM_REMOTE_STORAGE) is not None:
             raise ConfigError(
@@ -65,27 +45,10 @@ def open_remote_log(
     from headrace.broker.remote.manager import RemoteLogManager
 
     try:
-        files = open_files(location, disk, entropy)
+        files = open_files(location, disk, parts.entropy)
     except (ValueError, OSError) as error:
         raise ConfigError(f"remote.log.storage.directory: {error}") from error
-    return RemoteLogManager(
-        config,
-        files,
-        location,
-        metadata,
-        replicas,
-        following,
-        policies,
-        store=store,
-        disk=disk,
-        ages=ages,
-        clock=clock,
-        entropy=entropy,
-        threads=threads,
-        executor=executor,
-        background=background,
-        directory=directory,
-    )
+    return RemoteLogManager(parts, files, location)
 
 
 async def enter_restored_positions(
