@@ -196,20 +196,17 @@ def plan_partitions(
     as_date = definition.schema.column(key).type.kind is TypeKind.DATE
     unit, position = settings.auto_partition_unit, keys.index(key)
     zone = None if settings.auto_partition_zone is None else ZoneInfo(settings.auto_partition_zone)
-    instant = datetime.fromtimestamp(now_ms / 1000, UTC)
-    now = instant.astimezone(zone).replace(tzinfo=None)
+    now = datetime.fromtimestamp(now_ms / 1000, UTC)
     present = set(existing)
     create: list[str] = []
     if len(keys) == 1:
         ahead = 2 if settings.auto_partition_precreate is None else settings.auto_partition_precreate
-        for step in range(min(ahead, most)):
-            name = _time_name(now, unit, step, as_date)
-            if name is not None and name not in present:
-                create.append(name)
+        names = dict.fromkeys(_time_name(now, zone, unit, step, as_date) for step in range(min(ahead, most)))
+        create = [name for name in names if name is not None and name not in present]
     drop: list[str] = []
     oldest = None
     if settings.auto_partition_retention >= 0:
-        oldest = _time_name(now, unit, -settings.auto_partition_retention, as_date)
+        oldest = _time_name(now, zone, unit, -settings.auto_partition_retention, as_date)
     if oldest is not None:
         shape = _DATE_FORMAT if as_date else _FORMATS[unit]
         drop = [
@@ -220,16 +217,19 @@ def plan_partitions(
     return PartitionPlan(tuple(create), tuple(drop))
 
 
-def _time_name(now: datetime, unit: TimeUnit, step: int, as_date: bool) -> str | None:
-    """Return the value of the partition `step` units from now, with a year of four digits; None outside of the
-    calendar.
+def _time_name(
+    instant: datetime, zone: ZoneInfo | None, unit: TimeUnit, step: int, as_date: bool
+) -> str | None:
+    """Return the value of the partition `step` units from an instant, with a year of four digits; None outside of the
+    calendar. Hours are those that pass, so that one which the clock leaves out or repeats does not count.
     """
     try:
         if unit is TimeUnit.HOUR:
-            hour = now + timedelta(hours=step)
+            hour = (instant + timedelta(hours=step)).astimezone(zone)
             return f"{hour.date().isoformat().replace('-', '')}{hour.hour:02}"
+        now = instant.astimezone(zone)
         if unit is TimeUnit.DAY:
-            day = (now + timedelta(days=step)).date()
+            day = now.date() + timedelta(days=step)
             return day.isoformat() if as_date else day.isoformat().replace("-", "")
         months = {TimeUnit.MONTH: 1, TimeUnit.QUARTER: 3, TimeUnit.YEAR: 12}[unit]
         count = now.year * 12 + now.month - 1 + step * months

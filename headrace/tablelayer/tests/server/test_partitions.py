@@ -561,6 +561,28 @@ def test_r18_4_the_calendar_of_each_unit(unit: str, create_names: tuple[str, ...
     assert plan.drop == (older,)
 
 
+@pytest.mark.parametrize(
+    ("now", "create", "drop", "kept"),
+    [
+        # Berlin's clock goes from 01:59 to 03:00, and in autumn from 02:59 to 02:00.
+        (datetime(2026, 3, 29, 0, 30, tzinfo=UTC), ("2026032901", "2026032903"), "2026032822", "2026032823"),
+        (datetime(2026, 3, 29, 1, 30, tzinfo=UTC), ("2026032903", "2026032904"), "2026032823", "2026032900"),
+        (datetime(2026, 10, 25, 0, 30, tzinfo=UTC), ("2026102502",), "2026102423", "2026102500"),
+        (datetime(2026, 10, 25, 1, 30, tzinfo=UTC), ("2026102502", "2026102503"), "2026102500", "2026102501"),
+    ],
+)
+def test_r18_4_hours_are_counted_as_they_pass(
+    now: datetime, create: tuple[str, ...], drop: str, kept: str
+) -> None:
+    (statement,) = parse(
+        f"{PK} WITH ('table.auto-partition.enabled' = 'true', 'table.auto-partition.time-unit' = 'HOUR', "
+        "'table.auto-partition.num-retention' = '2', 'table.auto-partition.time-zone' = 'Europe/Berlin')"
+    )
+    assert isinstance(statement, CreateTable)
+    plan = plan_partitions(statement.definition, [drop, kept], int(now.timestamp() * 1000), 1000)
+    assert (plan.create, plan.drop) == (create, (drop,))
+
+
 def test_a_date_column_and_several_columns_in_the_calendar() -> None:
     (statement,) = parse(
         "CREATE TABLE t (region STRING, d DATE) PARTITIONED BY (region, d) WITH ('table.auto-partition.enabled' = "
