@@ -1,9 +1,9 @@
 """The Flight SQL server: a client's request becomes one statement that reads, and its rows are streamed.
 
-Nothing is kept between two requests. A ticket and the handle of a prepared statement are the statement itself, with its
-bound values, so that no client can leave anything behind. A query is bound to its tables' columns when it is planned,
-and runs when its rows are requested. Rows that a client does not take are not read. Clients authenticate by the
-console's `Access`: by a password, for which they get a token, or by a bearer token. They have the rights of the
+Nothing is kept between two requests. A ticket is the statement itself, and the handle of a prepared statement has it
+also with its bound values, so that no client can leave anything behind. A query is bound to its tables' columns when it
+is planned, and runs when its rows are requested. Rows that a client does not take are not read. Clients authenticate by
+the console's `Access`: by a password, for which they get a token, or by a bearer token. They have the rights of the
 console's connection.
 """
 
@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
 from pyarrow import flight
 
@@ -24,6 +25,7 @@ from headrace.tablelayer.console.access import Access
 from headrace.tablelayer.flight.messages import MessageError, bare, packed, unpacked
 from headrace.tablelayer.flight.metadata import SCHEMAS, Metadata
 from headrace.tablelayer.model.errors import TableError
+from headrace.tablelayer.model.json.python_values import python_value
 from headrace.tablelayer.sql.parameters import bind, places_count
 from headrace.tablelayer.sql.select import Plan
 from headrace.tablelayer.sql.session import Session
@@ -106,10 +108,10 @@ class FlightSql(flight.FlightServerBase):
                 raise MessageError(
                     "this server only reads; run statements that change something with headrace sql"
                 )
-            query = _text(message.prepared_statement_handle)
+            prepared = _prepared(message.prepared_statement_handle)
             values = _one_row(reader)
-            handle = bind(query, values) if values else query
-            result = bare("DoPutPreparedStatementResult", prepared_statement_handle=handle.encode())
+            bound = _Prepared(prepared.query, bind(prepared.query, values) if values else None)
+            result = bare("DoPutPreparedStatementResult", prepared_statement_handle=bound.handle())
             writer.write(pa.py_buffer(result))
 
     def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
@@ -141,7 +143,8 @@ class FlightSql(flight.FlightServerBase):
             if name == "CommandStatementQuery":
                 query = message.query
             elif name == "CommandPreparedStatementQuery":
-                query = _text(message.prepared_statement_handle)
+                prepared = _prepared(message.prepared_statement_handle)
+                query = prepared.query if prepared.bound is None else prepared.bound
             else:
                 raise MessageError(
                     "this server only reads; run statements that change something with headrace sql"
@@ -154,7 +157,7 @@ class FlightSql(flight.FlightServerBase):
         places = self._session().places(query) if count else pa.schema([])
         return packed(
             "ActionCreatePreparedStatementResult",
-            prepared_statement_handle=query.encode(),
+            prepared_statement_handle=_Prepared(query).handle(),
             dataset_schema=rows.serialize().to_pybytes(),
             parameter_schema=places.serialize().to_pybytes() if count else b"",
         )
@@ -276,6 +279,23 @@ def _text(handle: bytes) -> str:
         raise MessageError("this is not the handle of a statement") from None
 
 
+class _Prepared(msgspec.Struct, array_like=True):
+    """A prepared statement, and the same with the values that were bound last. Clients bind others to it later."""
+
+    query: str
+    bound: str | None = None
+
+    def handle(self) -> bytes:
+        return msgspec.json.encode(self)
+
+
+def _prepared(handle: bytes) -> _Prepared:
+    try:
+        return msgspec.json.decode(handle, type=_Prepared)
+    except msgspec.DecodeError:
+        raise MessageError("this is not the handle of a prepared statement") from None
+
+
 def _bounded(query: str) -> str:
     if len(query) > STATEMENT_BYTES_MAX:
         raise MessageError(
@@ -292,7 +312,7 @@ def _one_row(reader: Any) -> list[Any]:
             continue
         if values is not None or batch.num_rows > 1:
             raise MessageError("a query takes one row of values, not several")
-        values = [column[0].as_py() for column in batch.columns]
+        values = [python_value(column[0]) for column in batch.columns]
     return values or []
 
 

@@ -268,6 +268,17 @@ def test_a_prepared_statement_takes_values_and_leaves_nothing_behind(door: Calla
     assert client.rows(
         "CommandPreparedStatementQuery", prepared_statement_handle=bound.prepared_statement_handle
     ).to_pylist() == [{"id": 6, "name": "f6"}, {"id": 8, "name": "f8"}]
+    again = flight.FlightDescriptor.for_command(  # clients bind other values to the handle of the last ones
+        packed("CommandPreparedStatementQuery", prepared_statement_handle=bound.prepared_statement_handle)
+    )
+    writer, reader = client.flight.do_put(again, places, client.options)
+    writer.write_batch(pa.record_batch([pa.array([7], pa.int32()), pa.array(["f7"])], schema=places))
+    writer.done_writing()
+    bound = _classes()["DoPutPreparedStatementResult"].FromString(reader.read().to_pybytes())
+    writer.close()
+    assert client.rows(
+        "CommandPreparedStatementQuery", prepared_statement_handle=bound.prepared_statement_handle
+    ).to_pylist() == [{"id": 8, "name": "f8"}]
     client.flight.do_action(
         flight.Action("ClosePreparedStatement", packed("ActionClosePreparedStatementRequest")), client.options
     )
@@ -384,8 +395,9 @@ def test_adbc_asks_the_console(connection: Connection, tmp_path: Path) -> None:
             with connection.cursor() as cursor:
                 cursor.execute("SELECT count(*), max(id) FROM click")
                 print(cursor.fetchall())
-                cursor.execute("SELECT name FROM shop.fruit WHERE id = ? OR name = ? ORDER BY id", (3, "f5"))
-                print(cursor.fetchall())
+                for values in ((3, "f5"), (4, "f6")):
+                    cursor.execute("SELECT name FROM shop.fruit WHERE id = ? OR name = ? ORDER BY id", values)
+                    print(cursor.fetchall())
                 cursor.execute("SELECT * FROM click")
                 print(sum(batch.num_rows for batch in cursor.fetch_record_batch()))
                 try:
@@ -417,6 +429,7 @@ def test_adbc_asks_the_console(connection: Connection, tmp_path: Path) -> None:
     assert asked.stdout.splitlines() == [
         f"[({ROWS}, {ROWS - 1})]",
         "[('f3',), ('f5',)]",
+        "[('f4',), ('f6',)]",
         str(ROWS),
         "True False",
         "['click', 'fruit', 'pair']",
