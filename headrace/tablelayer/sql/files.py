@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,13 @@ def copy_to(answer: Answer, statement: CopyTo, *, files: bool = True) -> int:
         options.append("HEADER true")
     if kind == "csv" and "delimiter" not in statement.options and ".tsv" in statement.file.lower():
         options.append("DELIMITER '\t'")
+    if (
+        kind == "csv"
+        and "nullstr" in statement.options
+        and answer.schema is not None
+        and len(answer.schema) == 1
+    ):
+        options.append("FORCE_QUOTE *")  # readers skip an empty line
     if kind == "parquet" and "compression" not in statement.options:
         options.append("COMPRESSION zstd")
     assert answer.schema is not None
@@ -208,38 +216,69 @@ Chosen = tuple[Sequence[Column], str, Convert] | None
 
 
 def _of_csv(database: Any, statement: CopyFrom, columns: Sequence[Column]) -> Chosen:
-    file = quote_text(statement.file)
-    said = [f"{_PARAMETERS[name]} = {_value(value)}" for name, value in statement.options.items()
-            if name not in ("format", "header")]  # fmt: skip
-    if "delimiter" not in statement.options and ".tsv" in statement.file.lower():
-        said.append("delim = '\t'")
-    plain = ", ".join([file, *said, "auto_detect = true"])
-    listed = database.execute(
-        f"SELECT * FROM read_csv({plain}, header = false, all_varchar = true) LIMIT 1"
-    ).fetchall()
-    if not listed:
-        return None
-    first = listed[0]
-    by_name = {column.name.lower(): column for column in columns}
-    names = [str(value).strip().lower() for value in first]
-    header = statement.options.get("header")
-    names_columns = len(set(names)) == len(names) and set(names) <= set(by_name)
-    if header is None and not names_columns and len(set(names) & set(by_name)) * 2 >= len(names):
-        _must_be_known([str(value) for value in first], by_name, statement)
-    header = names_columns if header is None else bool(header)
-    chosen: Sequence[Column]
-    if header and names_columns:
-        chosen = [by_name[name] for name in names]
-    elif len(first) == len(columns):
-        chosen = columns
-    else:
-        raise SqlError(
-            f"{statement.file} has {len(first)} columns, but {statement.path} has {len(columns)}: name them"
-            f" in its first line, or after the table: COPY {statement.path} ({columns[0].name}, ...) FROM ..."
-        )
+    """Read a file in COPY's own dialect if its first line and its beginning fit it. DuckDB guesses other dialects."""
+    import duckdb
+
+    said = {_PARAMETERS[name]: _value(value) for name, value in statement.options.items()
+            if name not in ("format", "header")}  # fmt: skip
+    if "delim" not in said and ".tsv" in statement.file.lower():
+        said["delim"] = "'\t'"
+    said |= {"max_line_size": str(_LINE_BYTES_MAX), "buffer_size": str(_LINE_BYTES_MAX)}
+    own = {**_OWN, **said}
+    with suppress(duckdb.Error):
+        found = _of_dialect(database, statement, columns, own, guessed=False)
+        if found is not None:
+            database.execute(f"SELECT count(COLUMNS(*)) FROM ({found[1]} LIMIT {_SAMPLE_ROWS})").fetchall()
+            return found
+    return _of_dialect(database, statement, columns, said, guessed=True)
+
+
+_OWN = {"delim": "','", "quote": "'\"'", "escape": "'\"'", "comment": "''"}
+_LINE_BYTES_MAX = 128 << 20
+"""Maximum size of a line of CSV. A row has at most 99 MiB."""
+
+
+def _of_dialect(
+    database: Any,
+    statement: CopyFrom,
+    columns: Sequence[Column],
+    dialect: Mapping[str, str],
+    *,
+    guessed: bool,
+) -> Chosen:
+    """Return what a CSV file has in a dialect. `guessed`: DuckDB guesses what the dialect lacks; if not, None also for
+    a file that may be in another dialect.
+    """
+    file = ", ".join(
+        [quote_text(statement.file), *(f"{name} = {value}" for name, value in dialect.items())]
+    )
+    header, chosen = statement.options.get("header"), columns
+    if guessed or header is not False:
+        listed = database.execute(
+            f"SELECT * FROM read_csv({file}, auto_detect = true, header = false, all_varchar = true) LIMIT 1"
+        ).fetchall()
+        if not listed:
+            return None
+        first = listed[0]
+        by_name = {column.name.lower(): column for column in columns}
+        names = [str(value).strip().lower() for value in first]
+        names_columns = len(set(names)) == len(names) and set(names) <= set(by_name)
+        if not guessed and not names_columns:
+            return None
+        if header is None and not names_columns and len(set(names) & set(by_name)) * 2 >= len(names):
+            _must_be_known([str(value) for value in first], by_name, statement)
+        header = names_columns if header is None else bool(header)
+        if header and names_columns:
+            chosen = [by_name[name] for name in names]
+        elif len(first) != len(columns):
+            raise SqlError(
+                f"{statement.file} has {len(first)} columns, but {statement.path} has {len(columns)}: name them"
+                f" in its first line, or after the table: COPY {statement.path} ({columns[0].name}, ...) FROM ..."
+            )
     types = ", ".join(f"{quote_text(column.name)}: 'VARCHAR'" for column in chosen)
     more = ["allow_quoted_nulls = false", *([] if header else ["null_padding = false"])]
-    sql = ", ".join([file, *said, f"header = {str(header).lower()}", f"columns = {{{types}}}", *more])
+    more += [f"auto_detect = {str(guessed).lower()}", f"header = {str(header).lower()}"]
+    sql = ", ".join([file, *more, f"columns = {{{types}}}"])
 
     def convert(assignment: Assignment, batch: pa.RecordBatch) -> pa.Table:
         """Convert texts. An empty one is null, except in types of texts and bytes."""

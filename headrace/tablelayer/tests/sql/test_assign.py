@@ -87,12 +87,15 @@ def shown(rows):
     return [repr(python_values(column)) for column in rows.columns]
 
 
-def table_of(data_type):
-    schema = Schema.of([Column(0, "id", types.INT), Column(1, "v", data_type)], [])
+def table_of(data_type, names):
+    schema = Schema.of(
+        [Column(place, name, types.INT if name == "id" else data_type) for place, name in enumerate(names)],
+        [],
+    )
     return SimpleNamespace(path=TablePath("d", "t"), definition=SimpleNamespace(schema=schema))
 
 
-def copied(data_type, rows, kind):
+def copied(data_type, rows, kind, **options):
     """The rows of a table, by way of a file."""
     found = []
 
@@ -103,12 +106,12 @@ def copied(data_type, rows, kind):
             found.append(given)
             return given.num_rows
 
-    table = table_of(data_type)
+    table = table_of(data_type, rows.column_names)
     with tempfile.TemporaryDirectory() as folder:
         file = f"{folder}/f.{kind}"
-        assert copy_to(Answer(rows=rows), CopyTo(None, file, {})) == rows.num_rows
+        assert copy_to(Answer(rows=rows), CopyTo(None, file, options)) == rows.num_rows
         connection = SimpleNamespace(table=lambda path: table)
-        assert copy_from(connection, Written(), CopyFrom(table.path, None, file, {})) == rows.num_rows
+        assert copy_from(connection, Written(), CopyFrom(table.path, None, file, options)) == rows.num_rows
     return found[0] if found else rows.slice(0, 0)
 
 
@@ -124,6 +127,15 @@ def test_values_copied_to_a_file_are_read_back_equal(kind, given):
     data_type, values = given
     rows = pa.table({"id": pa.array(range(len(values)), pa.int32()), "v": values})
     assert shown(copied(data_type, rows, kind)) == shown(rows)
+
+
+@pytest.mark.parametrize(
+    "texts", [["'q'", "# x", "x"], ["a;b\t", "a;b1"], ["", None, "''", '"', "\\"], ["y" * 3_000_000]]
+)
+@pytest.mark.parametrize("options", [{}, {"delimiter": ";", "quote": "'"}, {"nullstr": "x", "header": False}])
+def test_texts_are_read_back_from_csv_whatever_they_look_like(texts, options):
+    rows = pa.table({"v": texts})
+    assert copied(types.STRING, rows, "csv", **options) == rows
 
 
 @settings(deadline=None, max_examples=60)
