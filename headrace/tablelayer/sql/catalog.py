@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
 
-from headrace.tablelayer.client import Connection, TableError
+from headrace.tablelayer.client import Connection, TableError, TableErrorCode
 from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.model.types.column_types import from_arrow
 from headrace.tablelayer.sql.errors import SqlError, near
@@ -67,7 +68,8 @@ def _rows(
     databases = [each for each in admin.list_databases() if wanted is None or each == wanted]
     if name == "schemata":
         for database in databases:
-            yield _CATALOG, database, admin.describe_database(database).comment
+            with _unless_dropped():
+                yield _CATALOG, database, admin.describe_database(database).comment
         return
     if name in ("views", "tables"):
         for path, sql in views.items():
@@ -79,17 +81,31 @@ def _rows(
             return
     of_table = equal.get("table_name")
     for database in databases:
-        for table in admin.list_tables(database):
+        tables = list[str]()
+        with _unless_dropped():
+            tables = admin.list_tables(database)
+        for table in tables:
             if of_table is not None and table != of_table:
                 continue
-            definition = admin.describe_table(f"{database}.{table}")
-            if name == "tables":
-                yield _CATALOG, database, table, "BASE TABLE", definition.comment
-            elif name == "columns":
-                yield from _columns(database, table, definition)
-            else:
-                for place, column in enumerate(definition.schema.primary_key, 1):
-                    yield database, f"{table}_pkey", database, table, column, place
+            with _unless_dropped():
+                definition = admin.describe_table(f"{database}.{table}")
+                if name == "tables":
+                    yield _CATALOG, database, table, "BASE TABLE", definition.comment
+                elif name == "columns":
+                    yield from _columns(database, table, definition)
+                else:
+                    for place, column in enumerate(definition.schema.primary_key, 1):
+                        yield database, f"{table}_pkey", database, table, column, place
+
+
+@contextmanager
+def _unless_dropped() -> Iterator[None]:
+    """Context that leaves out a database or table that was listed and has been dropped meanwhile."""
+    try:
+        yield
+    except TableError as error:
+        if error.code not in (TableErrorCode.TABLE_NOT_FOUND, TableErrorCode.DATABASE_NOT_FOUND):
+            raise
 
 
 def _columns(database: str, table: str, definition: TableDefinition) -> Iterator[tuple[Any, ...]]:
