@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
@@ -17,6 +18,7 @@ from sqlglot import TokenType
 
 from headrace.tablelayer.model.ddl.tokens import TokenStream
 from headrace.tablelayer.model.types.quoting import quote_text
+from headrace.tablelayer.model.types.values import in_utc
 from headrace.tablelayer.sql.errors import SqlError, near
 
 Parameters = Sequence[Any] | Mapping[str, Any]
@@ -40,9 +42,20 @@ def bind(sql: str, parameters: Parameters) -> str:
         chosen = [(place, value) for (place, _), value in zip(places, parameters, strict=True)]
     pieces, done = [], 0
     for (start, end), value in chosen:
-        pieces += [sql[done:start], literal(value)]
+        pieces += [sql[done:start], _between(sql[:start], literal(value), sql[end:])]
         done = end
     return "".join([*pieces, sql[done:]])
+
+
+def _between(before: str, text: str, after: str) -> str:
+    """Return a literal that means the same between two texts: `10 -` and `-5` would begin a comment."""
+    if text[0] == "-" and after.lstrip().startswith("::"):
+        return f"({text})"  # :: binds closer than the sign
+    return f"{' ' if _JOINED.match(before[-1:]) else ''}{text}{' ' if _JOINED.match(after[:1]) else ''}"
+
+
+_JOINED = re.compile(r"[\w'\"-]")
+"""Characters that a literal beside them would be joined to."""
 
 
 def places_count(sql: str) -> int:
@@ -103,7 +116,10 @@ def literal(value: Any) -> str:
         return f"X'{bytes(value).hex()}'"
     if isinstance(value, datetime.datetime):
         if value.tzinfo is not None:
-            moment = value.astimezone(datetime.UTC).replace(tzinfo=None)
+            try:
+                moment = in_utc(value).replace(tzinfo=None)
+            except ValueError as error:
+                raise SqlError(str(error)) from None
             return f"TIMESTAMP_LTZ '{moment.isoformat(' ')}Z'"
         return f"TIMESTAMP '{value.isoformat(' ')}'"
     if isinstance(value, datetime.date):

@@ -27,7 +27,7 @@ from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.filters.trees import conjuncts, hints_in, only
 from headrace.tablelayer.model.schema.schema import Column, Schema
 from headrace.tablelayer.model.types.column_types import TEXT_KINDS, DataType, TypeKind
-from headrace.tablelayer.model.types.values import typed
+from headrace.tablelayer.model.types.values import in_utc, typed
 
 Predicate = list[Any]
 
@@ -302,8 +302,7 @@ def moment_text(text: str, data_type: DataType) -> str | None:
         return f"{_FAR_YEAR}-12-31T23:59:59{'+00:00' if data_type.kind is TypeKind.TIMESTAMP_LTZ else ''}"
     value = datetime.datetime.fromisoformat(f"{year:04}{found['date']} {clock}{zone or ''}")
     if data_type.kind is TypeKind.TIMESTAMP_LTZ:
-        utc = datetime.UTC
-        value = value.replace(tzinfo=utc) if value.tzinfo is None else value.astimezone(utc)
+        value = in_utc(value)
     elif value.tzinfo is not None:
         raise ValueError(f"'{text}' has a zone, but {data_type} has none")
     digits = (found["fraction"] or "").rstrip("0")

@@ -149,13 +149,23 @@ def _timestamp(text: str, data_type: DataType) -> datetime.datetime | pa.Scalar:
     zoned = data_type.kind is TypeKind.TIMESTAMP_LTZ
     if value.tzinfo is not None and not zoned:
         raise ValueError(f"'{text}' has a zone, but {data_type} has none")
-    instant = value.replace(tzinfo=datetime.UTC) if value.tzinfo is None else value.astimezone(datetime.UTC)
+    instant = in_utc(value)
     if nanos:
         ticks = (instant - _EPOCH) // datetime.timedelta(microseconds=1) * 1000 + nanos
         if not -(1 << 63) <= ticks < 1 << 63:
             raise ValueError(f"'{text}' is out of the range of {data_type}")
         return pa.scalar(ticks, pa.timestamp("ns", "UTC" if zoned else None))
     return instant if zoned else value
+
+
+def in_utc(value: datetime.datetime) -> datetime.datetime:
+    """Return a moment in UTC; one without a zone is in UTC. Raises ValueError beyond the years 1 to 9999."""
+    if value.tzinfo is None:
+        return value.replace(tzinfo=datetime.UTC)
+    try:
+        return value.astimezone(datetime.UTC)
+    except OverflowError:
+        raise ValueError(f"{value.isoformat(' ')} is not in the years 1 to 9999 in UTC") from None
 
 
 def _check_shape(text: str, pattern: str, what: str) -> None:

@@ -34,6 +34,7 @@ from headrace.tablelayer.model.schema.schema import Column, Schema
 from headrace.tablelayer.model.types import column_types as types
 from headrace.tablelayer.model.types.column_types import DataType, TypeKind
 from headrace.tablelayer.model.types.text import parse_type
+from headrace.tablelayer.model.types.values import typed
 from headrace.tablelayer.tests.model.random_rows import EVERY_TYPE, array_of, batches, values_of
 
 COMPARED = EVERY_TYPE
@@ -362,6 +363,16 @@ def test_any_moment_compares_with_nanoseconds(text: str, nanos: int, data_type: 
             assert np.flatnonzero(parsed.mask(batch)).tolist() == expected, condition
     parsed = Filter.parse(encode_filter(filter_of_sql(f"t NOT IN ('{text}')", schema), schema), schema)
     assert parsed.mask(batch).sum() == sum(each != nanos for each in _INSTANTS)
+
+
+@pytest.mark.parametrize("text", ["0001-01-01 00:00:00+05:00", "9999-12-31 23:00:00-05:00"])
+def test_a_moment_that_is_outside_of_pythons_years_in_utc_is_not_pushed(text: str) -> None:
+    schema = Schema.of([Column(0, "t", types.timestamp_ltz(3))], schema_id=0)
+    pushed = push_down([f"t > '{text}'", f"t IN (TIMESTAMPTZ '{text}')"], schema, "duckdb")
+    assert pushed.predicate is None
+    assert len(pushed.left) == 2
+    with pytest.raises(ValueError, match="not in the years 1 to 9999"):
+        typed(text, types.timestamp_ltz(3))
 
 
 @pytest.mark.parametrize("year", [1, 1600, 2300, 9999])

@@ -59,10 +59,18 @@ def test_parameters_are_values(shop):
     ]
     assert bind("SELECT '?', \"?\" -- ?\n, ?", [1]) == "SELECT '?', \"?\" -- ?\n, 1"
     assert bind("SELECT x[1:n], y::INT, orders$changelog.a, {'k':v}, :v, $v", {"v": 2}) == (
-        "SELECT x[1:n], y::INT, orders$changelog.a, {'k'2}, 2, 2"
+        "SELECT x[1:n], y::INT, orders$changelog.a, {'k' 2}, 2, 2"
     )
+    assert bind("SELECT 1 -?, ?::TINYINT LIMIT?OFFSET?", [-5, -128, 2, 1]) == (
+        "SELECT 1 - -5, (-128)::TINYINT LIMIT 2 OFFSET 1"
+    )
+    assert (
+        bind("SELECT x[1:n] WHERE n = :n", {"n": 2}) == "SELECT x[1 2] WHERE n = 2"
+    )  # refused, and not x[12]
     assert bind("SELECT ?", [UUID(int=0)]) == "SELECT '00000000-0000-0000-0000-000000000000'"
+    early = datetime.datetime(1, 1, 1, tzinfo=zone)
     for text, given, complaint in (
+        ("SELECT ?", [early], "not in the years 1 to 9999"),
         ("SELECT ?", [], "1 placeholders"), ("SELECT 1", [1], "0 placeholders"),
         ("SELECT :a", {"a": 1, "b": 2}, "no placeholder :b"),
         ("SELECT $aa", {"a": 1}, r"no value for \$aa; did you mean a"), ("SELECT ?", [{}], "a dict has no SQL literal"),
