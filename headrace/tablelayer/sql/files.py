@@ -249,9 +249,7 @@ def _of_dialect(
     """Return what a CSV file has in a dialect. `guessed`: DuckDB guesses what the dialect lacks; if not, None also for
     a file that may be in another dialect.
     """
-    file = ", ".join(
-        [quote_text(statement.file), *(f"{name} = {value}" for name, value in dialect.items())]
-    )
+    file = ", ".join([quote_text(statement.file), *(f"{name} = {value}" for name, value in dialect.items())])
     header, chosen = statement.options.get("header"), columns
     if guessed or header is not False:
         listed = database.execute(
