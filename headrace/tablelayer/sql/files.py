@@ -246,8 +246,8 @@ def _of_dialect(
     *,
     guessed: bool,
 ) -> Chosen:
-    """Return what a CSV file has in a dialect. `guessed`: DuckDB guesses what the dialect lacks; if not, None also for
-    a file that may be in another dialect.
+    """Return the columns and the query of a CSV file in a dialect. `guessed`: DuckDB guesses the rest of it; if not,
+    None also for a file that may be in another one.
     """
     file = ", ".join([quote_text(statement.file), *(f"{name} = {value}" for name, value in dialect.items())])
     header, chosen = statement.options.get("header"), columns
