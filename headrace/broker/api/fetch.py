@@ -38,12 +38,12 @@ from headrace.broker.api.fetch_sessions import (
     FetchSessions,
 )
 from headrace.broker.cluster.endpoints import current_leader, endpoint
-from headrace.broker.cluster.follower_fetches import FollowerFetches
 from headrace.broker.configs.broker_config import BrokerConfig
 from headrace.broker.configs.replication import RACK_AWARE
 from headrace.broker.metadata.cluster import ClusterMetadata
 from headrace.broker.metadata.identity import BrokerIdentity
 from headrace.broker.partitions.partition import Partition
+from headrace.broker.replication.follower_fetches import FollowerFetches
 from headrace.broker.replication.leading import ReplicatedPartition
 from headrace.broker.replication.nearest import NOBODY, nearest_replica
 from headrace.broker.replication.replicas import LocalReplicas

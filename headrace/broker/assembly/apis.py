@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from headrace.broker.assembly.coordinators import Coordinators
     from headrace.broker.assembly.network import Listeners
     from headrace.broker.assembly.storage import Storage
-    from headrace.broker.cluster.follower_fetches import FollowerFetches
     from headrace.broker.context import BrokerContext
     from headrace.broker.extension import Extension
+    from headrace.broker.replication.follower_fetches import FollowerFetches
     from headrace.broker.requests.declaration import ApiDeclaration
     from headrace.broker.security.audit import AuditLog
     from headrace.broker.security.quotas.store import QuotaStore

@@ -16,7 +16,6 @@ from headrace.broker.backup.cut import Backups
 from headrace.broker.backup.member import ClusterParts
 from headrace.broker.cluster.brokers import ClusterBrokers
 from headrace.broker.cluster.flushing import LogFlushing
-from headrace.broker.cluster.follower_fetches import FollowerFetches
 from headrace.broker.cluster.metadata_follower import MetadataFollower
 from headrace.broker.cluster.replica_changes import ReplicaChanges
 from headrace.broker.cluster.replication import Replication
@@ -36,6 +35,7 @@ from headrace.broker.partitions.fence import Fence
 from headrace.broker.remote.backup_nodes import BackupNodes
 from headrace.broker.remote.opening import open_remote_log
 from headrace.broker.remote.parts import RemoteParts
+from headrace.broker.replication.follower_fetches import FollowerFetches
 from headrace.broker.replication.replicas import LocalReplicas
 from headrace.broker.replication.throttle import Throttle
 from headrace.broker.runtime.ports import AgeClock

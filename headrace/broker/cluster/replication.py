@@ -23,13 +23,13 @@ from headrace.broker.runtime.ports import STORE_LOST
 from headrace.protocol.errors import KafkaError
 
 if TYPE_CHECKING:
-    from headrace.broker.cluster.follower_fetches import FollowerFetches
     from headrace.broker.cluster.replica_changes import ReplicaChanges
     from headrace.broker.configs.broker_config import BrokerConfig
     from headrace.broker.metadata.cluster import ClusterMetadata
     from headrace.broker.metadata.events import ChangeIsr
     from headrace.broker.metadata.image import BrokerImage
     from headrace.broker.net.peers import Peers
+    from headrace.broker.replication.follower_fetches import FollowerFetches
     from headrace.broker.runtime.background import BackgroundTasks
     from headrace.broker.runtime.ports import Clock
     from headrace.broker.runtime.slices import Slices

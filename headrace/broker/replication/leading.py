@@ -11,7 +11,7 @@ It differs from `Partition` in these points
 - While the broker is fenced, the high watermark does not move, and no request about the log is answered: another leader
   may have taken over.
 
-Followers fetch up to the log's end (`broker.cluster.follower_fetches`). A change of the ISR is proposed here and
+Followers fetch up to the log's end (`broker.replication.follower_fetches`). A change of the ISR is proposed here and
 written by `replication`.
 """
 

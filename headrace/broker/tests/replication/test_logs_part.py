@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.cluster.follower_fetches import where_logs_part
 from headrace.broker.log.config import LogConfig
 from headrace.broker.log.partition_log import PartitionLog
 from headrace.broker.metadata.image import PartitionState
+from headrace.broker.replication.follower_sessions import where_logs_part
 from headrace.broker.replication.following import Follower
 from headrace.broker.runtime.slices import Slices
 from headrace.protocol.errors import ErrorCode, KafkaError

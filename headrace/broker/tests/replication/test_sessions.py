@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from headrace.broker.cluster.follower_fetches import FollowerFetches
 from headrace.broker.log.validation import AppendOrigin
+from headrace.broker.replication.follower_fetches import FollowerFetches
 from headrace.broker.replication.sessions import NAMED_MAX, NO_SESSION, Asking, Told
 from headrace.broker.tests.replication.test_replication import TOPIC, create, described, led, produce, until
 from headrace.protocol.errors import ErrorCode

@@ -1,37 +1,16 @@
-"""Fetch (1) by followers (KIP-903): it reads up to the log's end, and its offsets report the follower's progress.
-
-Records that are only in remote storage are not read for followers: they get an error and continue after them (KIP-405).
-
-The fetches of a broker form one session (`broker.replication.sessions`), which remembers its request for each
-partition. So only partitions that it names, or that have news, are handled. Leaders notify the sessions of their
-followers (`appended`, `published`).
-
-An answer has the partitions with news: records, another high watermark or log start, the end of the common log
-(KIP-320), an error. A fetch that finds no records waits for some; other news goes out when it ends.
-
-An answer has `is_current` if it contains all news; followers compute from it up to what time they are complete
-(`safe_time`). It is not current if it was cut short, or while the broker is fenced. Partitions are listed as `doubted`
-if another broker may lead them, if they have not reached the start of their epoch, or if the follower is not in sync.
-For them, missing news means nothing.
-
-A follower's progress counts for the ISR only if it fetches under the leader's present epoch, from an offset up to which
-both logs are equal. After a change of the partition's replicas, the progress of a follower that is not in sync is
-forgotten (`unheard`), as it may have discarded its log meanwhile. It gets an error, and names the partition again.
-"""
+"""The session of a follower at its leader, and one fetch of it under way; see `follower_fetches.py`."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from headrace.broker.replication.leading import ReplicatedPartition
 from headrace.broker.replication.sessions import INITIAL_EPOCH, NAMED_MAX, NO_SESSION
 from headrace.broker.requests.wakeup import Wakeup
-from headrace.broker.security.rights import CLUSTER_NAME, Operation, ResourceType
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.protocol.messages.fetch import (
     EpochEndOffset,
@@ -48,165 +27,15 @@ if TYPE_CHECKING:
     from headrace.broker.metadata.cluster import ClusterMetadata
     from headrace.broker.replication.replicas import LocalReplicas
     from headrace.broker.replication.throttle import Throttle
-    from headrace.broker.requests.declaration import RequestContext
-    from headrace.broker.runtime.slices import Slices, Work
+    from headrace.broker.runtime.slices import Work
 
 logger = logging.getLogger("headrace.replication")
 
-_SESSION_IDS = 2**31 - 1
 DOUBTED_MAX = 32
 """Maximum number of doubted partitions in an answer; with more it is not current."""
 
 Topic = str | UUID
 """A topic's name or id, as in the version of the request."""
-
-
-class FollowerFetches:
-    """The followers' sessions of one broker; on its event loop."""
-
-    def __init__(
-        self,
-        metadata: ClusterMetadata,
-        replicas: LocalReplicas,
-        slices: Slices,
-        throttle: Throttle,
-        random: Callable[[], float],
-        clock: Callable[[], float],
-    ) -> None:
-        """`random` returns numbers in [0, 1) for ids of sessions; `clock` returns monotonic seconds."""
-        self._metadata = metadata
-        self._replicas = replicas
-        self._slices = slices
-        self._throttle = throttle
-        self._random = random
-        self._clock = clock
-        self._kept: dict[int, _Session] = {}
-        self._sessions: dict[int, dict[_Session, None]] = {}
-        self._stopping = False
-        metadata.broker_listeners.append(self._brokers_changed)
-
-    def stop(self) -> None:
-        """Answer every waiting fetch, and let no fetch wait any more."""
-        self._stopping = True
-        for sessions in self._sessions.values():
-            for session in sessions:
-                session.wake()
-
-    # -- news from leaders ---------------------------------------------------------------------------------
-
-    def appended(self, partition: ReplicatedPartition) -> None:
-        for broker in partition.progress.replicas:
-            for session in self._sessions.get(broker, ()):
-                session.appended(partition)
-
-    def published(self, partition: ReplicatedPartition, *, at_once: bool) -> None:
-        """Note that the high watermark for followers, or the log's start, has moved. `at_once`: answer waiting
-        followers now, as consumers read from them.
-        """
-        for broker in partition.progress.replicas:
-            for session in self._sessions.get(broker, ()):
-                session.published(partition, at_once=at_once)
-
-    def unheard(self, partition: ReplicatedPartition, brokers: Iterable[int]) -> None:
-        """Forget the progress that these brokers have reported."""
-        for broker in brokers:
-            for session in self._sessions.get(broker, ()):
-                session.unheard(partition)
-
-    def doubted(self, partition: ReplicatedPartition) -> None:
-        """Check again whether the partition can be vouched for (`vouches_for`). This includes brokers that are not
-        replicas any more: they may not know it yet, and get no more news of it.
-        """
-        for sessions in self._sessions.values():
-            for session in sessions:
-                session.look_for_doubt(partition)
-
-    def _brokers_changed(self) -> None:
-        """End the sessions of brokers that are not alive any more."""
-        alive = self._metadata.image.brokers
-        for broker in [each for each in self._kept if each not in alive]:
-            self._end(self._kept.pop(broker))
-
-    # -- requests ------------------------------------------------------------------------------------------
-
-    def fetch(self, context: RequestContext, request: FetchRequest) -> Awaitable[Any] | ReplicaFetchResponse:
-        """Answer a fetch. Raises KafkaError if the client is not authorized as a broker of the cluster."""
-        if not context.may(Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME):
-            raise KafkaError(
-                ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
-                "fetching as a follower needs CLUSTER_ACTION on the cluster",
-            )
-        return self._fetch(request)
-
-    def _fetch(self, request: FetchRequest) -> Awaitable[ReplicaFetchResponse]:
-        session = self._session(request)
-        if not isinstance(session, _Session):
-            return _refused(request, session)
-        session.fetched_at = self._clock()
-        fetch = session.fetch = _FollowerFetch(session, request, self._throttle)
-        work = fetch.take(self._metadata, self._replicas)
-        if session.session_id == NO_SESSION:
-            return self._answered(session, fetch, self._slices.run(work))
-        # At once: a producer may wait for the progress that the request reports.
-        is_taken, rest = self._slices.start(work)
-        return self._answered(session, fetch, None if is_taken else cast("Awaitable[None]", rest))
-
-    async def _answered(
-        self, session: _Session, fetch: _FollowerFetch, taken: Awaitable[None] | None
-    ) -> ReplicaFetchResponse:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + fetch.request.max_wait_ms / 1000
-        try:
-            if taken is not None:
-                await taken
-            pace = self._slices.pace()
-            while not fetch.is_over:
-                for _ in fetch.look_again():
-                    await pace.rest()
-                if fetch.is_complete or fetch.is_over or self._stopping:
-                    break
-                if not await session.woken(min(deadline, loop.time() + fetch.held_up_seconds)):
-                    break
-            for _ in fetch.news():
-                await pace.rest()
-            return fetch.response(is_fenced=self._metadata.is_fenced)
-        finally:
-            fetch.end()
-            if session.session_id == NO_SESSION:
-                self._end(session)
-
-    def _session(self, request: FetchRequest) -> _Session | ErrorCode:
-        state = request.replica_state
-        broker, epoch = (request.replica_id, -1) if state is None else (state.replica_id, state.replica_epoch)
-        if request.session_epoch > INITIAL_EPOCH:
-            known = self._kept.get(broker)
-            if known is None or (known.session_id, known.broker_epoch) != (request.session_id, epoch):
-                return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
-            if request.session_epoch <= known.epoch:
-                return ErrorCode.INVALID_FETCH_SESSION_EPOCH
-            known.go_on(request.session_epoch)
-            return known
-        session = _Session(broker, epoch)
-        if request.session_epoch == INITIAL_EPOCH:
-            session.session_id = 1 + int(self._random() * (_SESSION_IDS - 1))
-            before = self._kept.get(broker)
-            if before is not None:
-                self._end(before)
-            self._kept[broker] = session
-        self._sessions.setdefault(broker, {})[session] = None
-        return session
-
-    def _end(self, session: _Session) -> None:
-        if session.fetch is not None:
-            session.fetch.end()
-        sessions = self._sessions[session.broker]
-        sessions.pop(session, None)
-        if not sessions:
-            del self._sessions[session.broker]
-
-
-async def _refused(request: FetchRequest, code: ErrorCode) -> ReplicaFetchResponse:
-    return ReplicaFetchResponse(error_code=code, session_id=request.session_id, responses=[])
 
 
 def where_logs_part(log: PartitionLog, asked: FetchPartition) -> EpochEndOffset | None:
@@ -225,7 +54,7 @@ def where_logs_part(log: PartitionLog, asked: FetchPartition) -> EpochEndOffset 
     return EpochEndOffset(epoch=epoch, end_offset=end_offset)
 
 
-class _Entry:
+class SessionEntry:
     """A partition of a session, with its last request and its last answer."""
 
     __slots__ = (
@@ -268,7 +97,7 @@ class _Entry:
         )
 
 
-class _Session:
+class FollowerSession:
     """The session of one broker. `session_id` 0: for one fetch only."""
 
     def __init__(self, broker: int, broker_epoch: int) -> None:
@@ -278,16 +107,16 @@ class _Session:
         self.epoch = INITIAL_EPOCH
         self.fetched_at = 0.0
         """Time of its last fetch, in monotonic seconds."""
-        self.fetch: _FollowerFetch | None = None
-        self.entries: dict[Topic, dict[int, _Entry]] = {}
-        self.dirty: dict[_Entry, None] = {}
+        self.fetch: FollowerFetch | None = None
+        self.entries: dict[Topic, dict[int, SessionEntry]] = {}
+        self.dirty: dict[SessionEntry, None] = {}
         """Entries to check: they may have records."""
-        self.news: dict[_Entry, None] = {}
+        self.news: dict[SessionEntry, None] = {}
         """Entries that may have other news."""
-        self.answered: list[_Entry] = []
+        self.answered: list[SessionEntry] = []
         """Entries of the last answer, which may not have arrived."""
-        self.doubted: dict[_Entry, None] = {}
-        self._places: dict[ReplicatedPartition, _Entry] = {}
+        self.doubted: dict[SessionEntry, None] = {}
+        self._places: dict[ReplicatedPartition, SessionEntry] = {}
         self._wakeup = Wakeup()
 
     def go_on(self, epoch: int) -> None:
@@ -309,13 +138,13 @@ class _Session:
 
     # -- entries -------------------------------------------------------------------------------------------
 
-    def name(self, topic: Topic, asked: FetchPartition, partition: Any) -> _Entry:
+    def name(self, topic: Topic, asked: FetchPartition, partition: Any) -> SessionEntry:
         entries = self.entries.get(topic)
         if entries is None:
             entries = self.entries[topic] = {}
         entry = entries.get(asked.partition)
         if entry is None:
-            entry = entries[asked.partition] = _Entry((topic, asked.partition))
+            entry = entries[asked.partition] = SessionEntry((topic, asked.partition))
         elif entry.partition is not partition:
             self._part_from(entry)
         entry.asked, entry.partition = asked, partition
@@ -337,7 +166,7 @@ class _Session:
             if not entries:
                 del self.entries[topic]
 
-    def weigh(self, entry: _Entry) -> None:
+    def weigh(self, entry: SessionEntry) -> None:
         partition = entry.partition
         if partition.leader_epoch == entry.asked.current_leader_epoch and partition.vouches_for(self.broker):
             if entry in self.doubted and entry.has_news():
@@ -346,13 +175,13 @@ class _Session:
         else:
             self.doubted[entry] = None
 
-    def _part_from(self, entry: _Entry) -> None:
+    def _part_from(self, entry: SessionEntry) -> None:
         self.doubted.pop(entry, None)
         self._no_longer_at_end(entry)
         if self._places.get(entry.partition) is entry:
             del self._places[entry.partition]
 
-    def _no_longer_at_end(self, entry: _Entry) -> None:
+    def _no_longer_at_end(self, entry: SessionEntry) -> None:
         if entry.is_at_end:
             entry.is_at_end = False
             entry.partition.had_all(self.broker, self.fetched_at)
@@ -397,10 +226,10 @@ class _Session:
         return bool(self.dirty)
 
 
-class _FollowerFetch:
+class FollowerFetch:
     """One fetch under way. Its findings go back to the session if it is not answered."""
 
-    def __init__(self, session: _Session, request: FetchRequest, throttle: Throttle) -> None:
+    def __init__(self, session: FollowerSession, request: FetchRequest, throttle: Throttle) -> None:
         self.is_complete = False
         self.is_over = False
         """True after another fetch has replaced it, or after its answer."""
@@ -409,11 +238,11 @@ class _FollowerFetch:
         self._session = session
         self.request = request
         self._throttle = throttle
-        self._answers: dict[_Entry, PartitionData] = {}
-        self._aside: dict[_Entry, None] = {}
+        self._answers: dict[SessionEntry, PartitionData] = {}
+        self._aside: dict[SessionEntry, None] = {}
         self._bytes = 0
 
-    def tell_now(self, entry: _Entry) -> None:
+    def tell_now(self, entry: SessionEntry) -> None:
         if entry.has_news():
             self.is_complete = True
             self._session.wake()
@@ -469,7 +298,7 @@ class _FollowerFetch:
     def _is_full(self) -> bool:
         return len(self._answers) >= NAMED_MAX or self._bytes >= self.request.max_bytes
 
-    def _look(self, entry: _Entry, *, is_known: bool) -> None:
+    def _look(self, entry: SessionEntry, *, is_known: bool) -> None:
         try:
             if not is_known:
                 raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID)
@@ -502,14 +331,14 @@ class _FollowerFetch:
             logger.error("a follower's fetch of %r failed", entry.partition, exc_info=error)
             self._failed(entry, ErrorCode.UNKNOWN_SERVER_ERROR)
 
-    def _read_again(self, entry: _Entry) -> None:
+    def _read_again(self, entry: SessionEntry) -> None:
         try:
             self._check(entry)
             self._read(entry)
         except KafkaError as error:
             self._failed(entry, error.code)
 
-    def _check(self, entry: _Entry) -> None:
+    def _check(self, entry: SessionEntry) -> None:
         partition, epoch = entry.partition, entry.asked.current_leader_epoch
         if partition is None:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
@@ -527,7 +356,7 @@ class _FollowerFetch:
                 else ErrorCode.UNKNOWN_LEADER_EPOCH
             )
 
-    def _read(self, entry: _Entry) -> None:
+    def _read(self, entry: SessionEntry) -> None:
         asked, log = entry.asked, entry.partition.log
         if asked.fetch_offset >= log.log_end_offset:
             entry.is_at_end = True
@@ -553,13 +382,13 @@ class _FollowerFetch:
             self.is_complete = True  # the rest of the answer has no room for it
             self._aside[entry] = None
 
-    def _is_held_to_throttle(self, entry: _Entry) -> bool:
+    def _is_held_to_throttle(self, entry: SessionEntry) -> bool:
         partition = entry.partition
         return self._session.broker not in partition.state.isr and self._throttle.holds_for(
             partition.topic, partition.index
         )
 
-    def _answer(self, entry: _Entry) -> PartitionData:
+    def _answer(self, entry: SessionEntry) -> PartitionData:
         partition = entry.partition
         answer = self._answers[entry] = PartitionData(
             partition_index=entry.asked.partition,
@@ -571,7 +400,7 @@ class _FollowerFetch:
         )
         return answer
 
-    def _failed(self, entry: _Entry, code: ErrorCode) -> None:
+    def _failed(self, entry: SessionEntry, code: ErrorCode) -> None:
         partition = entry.partition
         start = -1
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
