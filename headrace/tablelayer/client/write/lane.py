@@ -7,8 +7,8 @@ writer's last five batches per bucket, recognises it. Invariants:
   one is `max_in_flight` before it.
 - After any failure, no new batch is sent until every batch in flight is answered or abandoned. Then the batches to
   repeat go first, in their old order.
-- A *rejected* batch leaves a gap in the sequence. The batches behind it were refused too, because of the gap. They are
-  stamped with a fresh identity, whose sequence starts at 0.
+- A *rejected* batch leaves a gap in the sequence, unless an earlier attempt was applied. Batches behind it that the
+  server refuses because of the gap are stamped with a fresh identity, whose sequence starts at 0.
 - Two identities are never in flight at the same time.
 """
 
@@ -179,7 +179,7 @@ class Lane:
         self.recovering = True
         if verdict is Verdict.REJECTED:
             self.in_flight.remove(batch)
-            self._restamp_from(position)
+            self.abandon(batch)
         else:
             batch.again = True
             if verdict is Verdict.OUT_OF_ORDER:

@@ -478,6 +478,8 @@ class Writer:
         batch.last_error = error
         lane.failed(batch, verdict)
         if verdict is Verdict.REJECTED:
+            if isinstance(error, KafkaError) and error.code is ErrorCode.UNKNOWN_SERVER_ERROR:
+                ending = OutcomeUnknown(f"{error}; {batch.row_count} rows may or may not be written")
             self._finish(batch, ending)
         else:
             base = min(

@@ -81,6 +81,8 @@ def attempt(server, batch, name, poisoned, faults):
         return Verdict.UNKNOWN
     if fault == "retriable":
         return Verdict.AGAIN
+    if fault == "refused":  # with its whole request, which the server does not compare with its log
+        return Verdict.REJECTED
     sequence = int.from_bytes(batch.data[53:57], "big")
     answer = server.write(batch.identity, sequence, batch.sequence_count, name, poison=name in poisoned)
     if fault == "lost after":
@@ -107,6 +109,24 @@ def test_every_batch_is_applied_once_in_order_and_only_poison_is_rejected(
     assert outcome == {n: "rejected" if n in poisoned else "written" for n in range(len(row_counts))}
     if not picks:
         assert server.applied == sorted(server.applied)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=8),
+    st.lists(st.sampled_from(["none", "lost before", "lost after", "retriable", "refused"]), max_size=30),
+    st.integers(1, 5),
+    st.lists(st.integers(0, 4), max_size=30),
+)
+@example([1, 1], ["lost after", "lost after", "refused", "retriable"], 2, [])
+def test_no_batch_is_applied_twice_after_one_whose_repetition_is_refused(
+    row_counts, faults, in_flight, picks
+):
+    """A repetition is refused as a whole, for example without the right, though the first attempt was applied."""
+    server, lane, outcome = drive(row_counts, set(), faults, in_flight, picks)
+    assert lane.is_idle
+    assert len(set(server.applied)) == len(server.applied)
+    assert set(server.applied) >= {name for name, fate in outcome.items() if fate == "written"}
 
 
 def test_an_abandoned_batch_does_not_hold_up_the_next():

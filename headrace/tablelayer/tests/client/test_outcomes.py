@@ -238,6 +238,20 @@ def test_a_refused_repetition_may_have_been_written_before(fake, tools, refusal,
     tools.run(scenario())
 
 
+@pytest.mark.parametrize("refused", [as_a_whole, for_the_bucket])
+@pytest.mark.parametrize("code", [ErrorCode.UNKNOWN_SERVER_ERROR, 9_999])
+def test_rows_of_a_write_in_which_the_server_fails_may_be_written(fake, tools, refused, code):
+    """The failure, or a code that the client does not know, may come after the rows were logged."""
+
+    async def scenario():
+        async with fake() as server, await connect_async(server.address) as connection:
+            server.handlers[AppendRowsRequest] = lambda _: refused(code)()
+            with pytest.raises(OutcomeUnknown, match=r"refused; \d+ rows may or may not be written"):
+                await connection.open_table(definition(tools)).append(ROWS)
+
+    tools.run(scenario())
+
+
 def test_the_servers_reason_is_logged_and_raised(fake, tools, caplog, monkeypatch):
     """A full disk: the writer tries again until the deadline, as Kafka's producers do, and logs it."""
     monkeypatch.setattr("headrace.tablelayer.client.write.writer._WARN_AFTER_SECONDS", 0.1)
