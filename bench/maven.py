@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from headrace.tablelayer.spark.ivy import Coordinates, ivy_jar, one_at_a_time, retrieve
@@ -25,6 +25,23 @@ def cache_root() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace"
 
 
+def made_once(folder: Path, make: Callable[[], object]) -> Path:
+    """Return the folder, whose contents `make` has made in it once. A process waits while another one makes them.
+
+    An attempt that failed or was interrupted is begun again with an empty folder.
+    """
+    complete = folder / COMPLETE
+    if not complete.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with one_at_a_time(folder.with_name(f"{folder.name}.lock")):
+            if not complete.exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                make()
+                complete.touch()
+    return folder
+
+
 def fetch(
     name: str,
     artifacts: Sequence[Coordinates],
@@ -35,27 +52,20 @@ def fetch(
 ) -> Path:
     """Return the folder with these jars and their run-time dependencies, without `without` (organisation, artifact).
 
-    Without the file `expected` the rest is useless. A process waits while another one fetches. An interrupted attempt
-    is continued. Raise RuntimeError with the resolver's error.
+    Without the file `expected` the rest is useless. Raise RuntimeError with the resolver's error.
     """
-    folder = cache_root() / name
-    if (folder / COMPLETE).exists():
-        return folder
-    ivy = ivy_jar()
-    if ivy is None:
-        raise RuntimeError("the installed pyspark has no ivy jar: install the full package from PyPI")
-    cache_root().mkdir(parents=True, exist_ok=True)
-    with one_at_a_time(folder.with_name(name + ".lock")):
-        if (folder / COMPLETE).exists():
-            return folder
-        cache = cache_root() / "ivy"
+    folder, cache = cache_root() / name, cache_root() / "ivy"
+
+    def make() -> None:
+        ivy, said = ivy_jar(), ""
+        if ivy is None:
+            raise RuntimeError("the installed pyspark has no ivy jar: install the full package from PyPI")
         for _ in range(ATTEMPTS):
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
             said = retrieve(
                 java(), ivy, folder, artifacts, into=".", cache=cache, needs=needs, without=without
             )
             if (folder / expected).exists():
-                (folder / COMPLETE).touch()
-                return folder
+                return
         raise RuntimeError(f"{name} could not be fetched:\n{said[-4000:]}")
+
+    return made_once(folder, make)

@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
-from bench.maven import cache_root, java
+from bench.maven import cache_root, java, made_once
 from headrace.tablelayer.spark.ivy import MIRROR_VARIABLE, ivy_jar
 
 INSTALL_SECONDS = 1200
-COMPLETE = ".complete"
 _FIXED = ("HOME", "PATH", "LANG", "TMPDIR")
 
 
@@ -60,8 +59,8 @@ def debian(name: str, packages: Sequence[str]) -> Unpacked:
         raise UnavailableError("Debian's packages need apt-get and dpkg-deb")
     digest = hashlib.sha256("\n".join(packages).encode()).hexdigest()[:12]
     folder = cache_root() / "apps" / f"{name}-{digest}"
-    if not (folder / COMPLETE).exists():
-        shutil.rmtree(folder, ignore_errors=True)
+
+    def unpack() -> None:
         archives = folder / "archives"
         (archives / "partial").mkdir(parents=True)
         options = [f"Dir::Cache::archives={archives}", "Debug::NoLocking=true", "APT::Sandbox::User="]
@@ -71,8 +70,8 @@ def debian(name: str, packages: Sequence[str]) -> Unpacked:
         for archive in sorted(archives.glob("*.deb")):
             _run(f"{archive.name} cannot be unpacked", ["dpkg-deb", "-x", str(archive), str(folder / "root")])
         shutil.rmtree(archives)
-        (folder / COMPLETE).touch()
-    return Unpacked(folder / "root")
+
+    return Unpacked(made_once(folder, unpack) / "root")
 
 
 def go_program(name: str, module: str, version: str, package: str, tags: str) -> Path:
@@ -82,26 +81,22 @@ def go_program(name: str, module: str, version: str, package: str, tags: str) ->
         raise UnavailableError("Go is not installed")
     digest = hashlib.sha256(f"{module} {version} {package} {tags}".encode()).hexdigest()[:12]
     folder = cache_root() / "apps" / f"{name}-{digest}"
-    binary = folder / name
-    if not (folder / COMPLETE).exists():
-        folder.mkdir(parents=True, exist_ok=True)
+
+    def build() -> None:
         found = _run(
             f"{module} cannot be had", [go, "mod", "download", "-json", f"{module}@{version}"], folder
         )
-        source = Path(json.loads(found)["Dir"])
-        environment = {"GOFLAGS": "-mod=mod -trimpath", "CGO_ENABLED": "0"}
-        with_source = folder / "source"
-        shutil.rmtree(with_source, ignore_errors=True)
-        shutil.copytree(source, with_source, copy_function=shutil.copyfile)
+        with_source, binary = folder / "source", str(folder / name)
+        shutil.copytree(json.loads(found)["Dir"], with_source, copy_function=shutil.copyfile)
         _run(
             f"{name} cannot be built",
-            ["nice", "-n", "19", go, "build", "-tags", tags, "-ldflags", "-s -w", "-o", str(binary), package],
+            ["nice", "-n", "19", go, "build", "-tags", tags, "-ldflags", "-s -w", "-o", binary, package],
             with_source,
-            environment,
+            {"GOFLAGS": "-mod=mod -trimpath", "CGO_ENABLED": "0"},
         )
         shutil.rmtree(with_source)
-        (folder / COMPLETE).touch()
-    return binary
+
+    return made_once(folder, build) / name
 
 
 def _run(
@@ -129,27 +124,28 @@ def maven_file(organisation: str, artifact: str, version: str, classifier: str, 
     """Fetch one file that Maven has beside an artifact's jar, such as a distribution. Raise UnavailableError."""
     folder = cache_root() / "apps" / f"{artifact}-{version}-{classifier}"
     wanted = folder / f"{artifact}-{version}.{extension}"
-    if (folder / COMPLETE).exists():
-        return wanted
     jar, root = ivy_jar(), os.environ.get(MIRROR_VARIABLE)
     if jar is None:
         raise UnavailableError("pyspark came without its jars, of which one fetches from Maven")
-    folder.mkdir(parents=True, exist_ok=True)
     at = "" if root is None else f" root={quoteattr(root.rstrip('/') + '/')}"
-    (folder / "settings.xml").write_text(
-        '<ivysettings><settings defaultResolver="repository"/><resolvers>'
-        f'<ibiblio name="repository" m2compatible="true" usepoms="false"{at}/></resolvers></ivysettings>\n'
-    )
-    (folder / "ivy.xml").write_text(
-        '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven"><info organisation="headrace" module="x"/>'
-        '<configurations><conf name="default"/></configurations><dependencies>'
-        f'<dependency org="{organisation}" name="{artifact}" rev="{version}" transitive="false" conf="default->*">'
-        f'<artifact name="{artifact}" type="{extension}" ext="{extension}" m:classifier="{classifier}"/>'
-        "</dependency></dependencies></ivy-module>\n"
-    )
-    command = [java(), "-jar", str(jar), "-settings", "settings.xml", "-ivy", "ivy.xml", "-retrieve"]
-    _run(f"{artifact} cannot be fetched", [*command, "[artifact]-[revision].[ext]"], folder)
-    if not wanted.exists():
-        raise UnavailableError(f"{artifact} {version} has no {classifier}.{extension} in the registry")
-    (folder / COMPLETE).touch()
+
+    def fetch() -> None:
+        (folder / "settings.xml").write_text(
+            '<ivysettings><settings defaultResolver="repository"/><resolvers>'
+            f'<ibiblio name="repository" m2compatible="true" usepoms="false"{at}/></resolvers></ivysettings>\n'
+        )
+        (folder / "ivy.xml").write_text(
+            '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">'
+            '<info organisation="headrace" module="x"/>'
+            '<configurations><conf name="default"/></configurations><dependencies>'
+            f'<dependency org="{organisation}" name="{artifact}" rev="{version}" transitive="false" conf="default->*">'
+            f'<artifact name="{artifact}" type="{extension}" ext="{extension}" m:classifier="{classifier}"/>'
+            "</dependency></dependencies></ivy-module>\n"
+        )
+        command = [java(), "-jar", str(jar), "-settings", "settings.xml", "-ivy", "ivy.xml", "-retrieve"]
+        _run(f"{artifact} cannot be fetched", [*command, "[artifact]-[revision].[ext]"], folder)
+        if not wanted.exists():
+            raise UnavailableError(f"{artifact} {version} has no {classifier}.{extension} in the registry")
+
+    made_once(folder, fetch)
     return wanted
