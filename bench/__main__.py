@@ -147,7 +147,7 @@ def main() -> None:
     scale = arguments.scale or (0.25 if arguments.quick else 1.0)
     console = Console(width=170)
     WORK.mkdir(exist_ok=True)
-    # Servers and workers are measured as installed: compiling their modules anew adds a second to every start.
+    # Servers and workers are measured as installed: compiling their modules again adds a second to every start.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     samples, of_clusters, beside_fluss = Samples(), Samples(), Samples(FLUSS)
     of_trees, beside, small_writes = (Samples(against.OTHER) for _ in range(3))

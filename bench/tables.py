@@ -132,7 +132,7 @@ def measure_copies(
 def measure(
     address: str, rounds: int, scale: float, server_cpu: Callable[[], float]
 ) -> dict[str, list[float]]:
-    """Return all figures, one value a round. Tables are created anew each round. `server_cpu` returns its CPU
+    """Return all figures, one value a round. Tables are created again each round. `server_cpu` returns its CPU
     seconds so far.
     """
     rows = max(20_000, int(1_000_000 * scale))

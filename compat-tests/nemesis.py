@@ -525,7 +525,7 @@ STORE = (part_all_from_the_store, kill_the_store, stop_the_store)
 
 
 def flip_a_bit_of_a_dead_follower(nemesis: Nemesis) -> None:
-    """Flip a bit in a batch before others: the log cannot be opened, is set aside, and is copied anew."""
+    """Flip a bit in a batch before others: the log cannot be opened, is set aside, and is copied again."""
     number = nemesis.follower()
     with nemesis.dead(number):
         nemesis.flip(number)

@@ -20,6 +20,7 @@ RULES = {
     "so-many": "name the number: `at most limit rows`, not `at most so many rows`",
     "what": "name the object: `Return the bytes of the region`, not `Return what the region has`",
     "also-if": "write `even if`, or name the case in a sentence of its own",
+    "old-word": "write `again`, `so`, `before`, `of it`, `by which` instead of `anew`, `hence`, ...",
     "long": f"write at most {MAX_WORDS} words in a sentence",
     "backticks": "write `single` backticks in docstrings",
 }
@@ -60,6 +61,10 @@ _PHRASES = {
     "is-no": re.compile(rf"\b(?:is|are|was|were|be|been) (?:none|no)\b(?! (?:{_COMPARED})\b)"),
     "so-many": re.compile(r"\bso (?:long|many|much)\b(?! (?:as|that)\b)"),
     "also-if": re.compile(r"\balso if\b"),
+    "old-word": re.compile(
+        r"\b(?:anew|hence(?:forth)?|prior to|thereof|thereby|therein|whence|whereby|wherein)\b",
+        re.IGNORECASE,
+    ),
 }
 _WHAT = re.compile(r"(?!Whether)[A-Z][a-z]+ (?:what|whatever|who|whom|whoever)\b")
 """A docstring whose verb has no object: `Return what ...`."""

@@ -120,7 +120,7 @@ def log_problems(folder) -> list[str]:
     for topic in ("plain", "tx", TABLE):
         for path in sorted((folder / "1" / "data").glob(f"{topic}-*")):
             if path.name.endswith("-stray"):
-                continue  # a damaged log that was copied anew
+                continue  # a damaged log that was copied again
             logs = []
             for number in NODES:
                 segments = sorted((folder / str(number) / "data" / path.name).glob("*.log"))

@@ -1,6 +1,6 @@
 """Builds the programs of the foreign clients, once per version, in a folder of the user's cache.
 
-`headrace/compat` in the cache holds one folder per program and content: a changed source or version builds anew.
+`headrace/compat` in the cache holds one folder per program and content: a changed source or version builds again.
 """
 
 from __future__ import annotations

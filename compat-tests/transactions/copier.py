@@ -3,10 +3,10 @@
 It copies records of one topic into another, in transactions that also commit its offsets, a few at a time, until the
 group has passed COUNT records. It can be killed and started again at any moment.
 
-librdkafka must not look for its brokers anew (`metadata.recovery.strategy`). When its only broker is away for a moment,
-it forgets the broker, but not that the broker was the group's coordinator. Then `send_offsets_to_transaction` waits for
-it without end, whatever its timeout, and sends no request (confluentinc/librdkafka#5511 and #5456). The same happens
-against Apache Kafka 4.3.1: FINDINGS.md.
+librdkafka must not look for its brokers again (`metadata.recovery.strategy`). When its only broker is away for a
+moment, it forgets the broker, but not that the broker was the group's coordinator. Then
+`send_offsets_to_transaction` waits for it without end, whatever its timeout, and sends no request
+(confluentinc/librdkafka#5511 and #5456). The same happens against Apache Kafka 4.3.1: FINDINGS.md.
 """
 
 import faulthandler

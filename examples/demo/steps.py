@@ -502,7 +502,7 @@ class Demo:
                 ("enriched_orders$lake, the lake alone", f"{lake:,}"),
                 ("enriched_orders, lake and log", f"{counts[0]:,}"),
                 ("the same DataFrame again, while rows arrive", f"{counts[1]:,}"),
-                ("enriched_orders, asked anew", f"{later:,}"),
+                ("enriched_orders, asked again", f"{later:,}"),
             ],
         )
         self.stage.check("a union read holds still while rows arrive", counts[0] == counts[1])

@@ -94,6 +94,7 @@ def broken(text, kind=Kind.DOCSTRING):
         ("is-no", "Raise ValueError for bytes that are none."),
         ("so-many", "Return at most so many rows."),
         ("what", "Return what an answer has of the region."),
+        ("old-word", "The log is copied anew."),
         ("also-if", "Each row is written once, also if tasks are repeated."),
         ("so-many", "A member that is silent for so long is removed."),
         ("long", "Return " + "a row " * 20 + "."),

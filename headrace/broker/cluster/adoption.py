@@ -1,7 +1,7 @@
 """Make the data directory of a single broker the first member of a new cluster, while no broker uses it.
 
 The content of its embedded store is written into the cluster's store, under an empty path. Logs and files of extensions
-stay where they are. Left out: registrations of brokers and the journal of changes, which start anew.
+stay where they are. Left out: registrations of brokers and the journal of changes, which start again.
 
 The adoption takes effect when `meta.properties` names the directory a member: before that the broker is alone, whatever
 the store holds, and afterwards the store has everything. Until its end the node `/cluster/adoption` exists, so that no

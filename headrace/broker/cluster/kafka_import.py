@@ -1,7 +1,7 @@
 """Import topics from the data directory of a stopped Apache Kafka into that of a stopped broker.
 
 Segments are copied byte for byte, with their offsets, epochs and transactions, after every batch was read and its CRC
-checked. Indexes are built anew. A topic keeps its id. Topic configurations (pass them) and the offsets of groups are
+checked. Indexes are built again. A topic keeps its id. Topic configurations (pass them) and the offsets of groups are
 not imported, as Kafka keeps them elsewhere.
 
 A topic appears when all of its files are in place and synced; an interrupted import leaves folders that the next start

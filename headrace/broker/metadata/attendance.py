@@ -28,7 +28,7 @@ def to_attend(
 ) -> BrokerGone | BrokerStarted | BrokerLeaving | None:
     """The next event that the image lacks; None if it has everything that is registered.
 
-    A broker that has started anew comes first: records that it may have lost must not count when others are gone.
+    A broker that has started again comes first: records that it may have lost must not count when others are gone.
     """
     there = image.brokers
     for broker_id, found in registered.items():

@@ -6,7 +6,7 @@ everything is durable on `__consumer_offsets`; after a crash before that, the ne
 the same result.
 
 A position beyond the end of the restored log is set to its end, one before its start to its start. Positions of missing
-topics or partitions, or of another topic with the same name, are left out. Retention of positions starts anew.
+topics or partitions, or of another topic with the same name, are left out. Retention of positions starts again.
 """
 
 from __future__ import annotations

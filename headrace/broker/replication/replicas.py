@@ -4,7 +4,7 @@
 leads a partition if the image says so, under the image's leader epoch, which its log gets before the first write under
 it. A partition with another leader is closed, and answers NOT_LEADER_OR_FOLLOWER. If it has a replica here, it has a
 follower (`broker.replication.following`), whose log becomes the partition's when this broker begins to lead. Replicas
-that are not this broker's any more are removed. A partition with one replica that gets more is led anew, as one with
+that are not this broker's any more are removed. A partition with one replica that gets more is led again, as one with
 several. Topics whose extension cannot serve them, and logs that cannot be opened, are offline; others are served.
 """
 

@@ -1,7 +1,7 @@
 """Make the C library keep freed memory, within bounds.
 
 Batches of one or two megabytes are allocated and freed thousands of times a second. By default glibc maps each one
-anew, or shrinks the heap when two are freed together. The next batch then pays for every page again: 0.5 to 2.5 us for
+again, or shrinks the heap when two are freed together. The next batch then pays for every page again: 0.5 to 2.5 us for
 4 KiB (measured: 2.4 ms instead of 0.1 ms for a batch of 1.9 MB). Source: mallopt(3).
 """
 

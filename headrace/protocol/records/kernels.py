@@ -340,7 +340,7 @@ def write_records(  # type: ignore[no-untyped-def]
 def select_records(payload, keep, shift, output):  # type: ignore[no-untyped-def]
     """Write the records of a well-formed payload for which `keep` is true, with timestamps moved by `shift`.
 
-    Only a record's length and timestamp delta are encoded anew; the rest is copied. `output` has room for the payload
+    Only a record's length and timestamp delta are encoded again; the rest is copied. `output` has room for the payload
     and 14 bytes per record. Return the number of bytes written.
     """
     end = payload.size

@@ -42,7 +42,7 @@ class Ring:
     def __init__(self, path: Path | None, cluster: str) -> None:
         """Open a file, or make it; None: keep the numbers in memory.
 
-        A file of another cluster or another version begins anew. Raises OSError, for example if another
+        A file of another cluster or another version begins again. Raises OSError, for example if another
         process has it open.
         """
         self._lock = threading.Lock()

@@ -710,7 +710,7 @@ class TestRestart:
             assert (await site.call(join_request(), 3)).error_code == loading
             assert (await site.call(ListGroupsRequest(), 3)).error_code == loading
             assert (await site.call(DescribeGroupsRequest(groups=["g"]), 3)).groups[0].error_code == loading
-            # A member is not told of a rebalance, and one that waits for an assignment must join anew.
+            # A member is not told of a rebalance, and one that waits for an assignment must join again.
             beat = HeartbeatRequest(group_id="g", generation_id=1, member_id="m")
             assert (await site.call(beat, 3)).error_code == ErrorCode.NONE
             synced = await site.call(sync_request("m", 1, {}), 3)

@@ -24,7 +24,7 @@ def peers_of(broker, address) -> Peers:
     return Peers(broker.broker.network, lambda _: address, client_id="broker-7")
 
 
-async def test_one_connection_is_kept_until_the_broker_registers_anew(tmp_path: Path) -> None:
+async def test_one_connection_is_kept_until_the_broker_registers_again(tmp_path: Path) -> None:
     async with direct_broker(tmp_path) as broker:
         network = broker.broker.network
         address = Address("127.0.0.1", broker.broker.port, 1)

@@ -1,4 +1,4 @@
-"""A broker gives up a replica whose log is damaged or whose disk has failed: others lead, and it copies the log anew.
+"""A broker gives up a replica whose log is damaged or whose disk has failed: others lead, and it copies the log again.
 
 The damaged log is set aside. If no other replica has everything, it is left as it is.
 """
@@ -76,7 +76,7 @@ async def all_have_the_same(cluster: DirectCluster) -> None:
     assert log_of(cluster.brokers[1]).log_end_offset >= BATCHES
 
 
-async def test_a_follower_whose_log_is_damaged_copies_it_anew(tmp_path: Path) -> None:
+async def test_a_follower_whose_log_is_damaged_copies_it_again(tmp_path: Path) -> None:
     async with direct_cluster(tmp_path, 3, config=STARTED) as cluster:
         leader = await filled(cluster)
         follower = leader % 3 + 1
@@ -110,7 +110,7 @@ async def test_a_replica_copies_a_batch_whose_first_records_are_deleted(tmp_path
         assert (await cluster.brokers[away].fetch(TOPIC, 1)).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
 
 
-async def test_a_follower_that_has_lost_the_beginning_of_its_log_copies_it_anew(tmp_path: Path) -> None:
+async def test_a_follower_that_has_lost_the_beginning_of_its_log_copies_it_again(tmp_path: Path) -> None:
     """A power cut may lose the first segments and leave later ones."""
     config = STARTED | {"log.segment.bytes": "1000"}
     async with direct_cluster(tmp_path, 3, config=config) as cluster:
@@ -158,7 +158,9 @@ async def test_another_replica_leads_when_the_leaders_log_is_damaged(tmp_path: P
         assert list((tmp_path / str(last)).glob(f"{TOPIC}-0.*-stray"))
 
 
-async def test_a_leader_that_reads_what_is_damaged_leads_no_longer_and_copies_it_anew(tmp_path: Path) -> None:
+async def test_a_leader_that_reads_what_is_damaged_leads_no_longer_and_copies_it_again(
+    tmp_path: Path,
+) -> None:
     async with direct_cluster(tmp_path, 3, config=STARTED) as cluster:
         await filled(cluster)
         number = await stopped_one_after_the_other(cluster)

@@ -29,7 +29,7 @@ from headrace.tablelayer.model.types.column_types import (
 )
 
 WIDE_VALUES_MAX: Final = 50_000
-"""Maximum number of values of an IN over DECIMAL or BINARY(n), whose set is made anew for each batch."""
+"""Maximum number of values of an IN over DECIMAL or BINARY(n), whose set is made again for each batch."""
 _PRECISION_TIMES: Final = (LiteralKind.PRECISION_TIMESTAMP, LiteralKind.PRECISION_TIMESTAMP_TZ)
 
 

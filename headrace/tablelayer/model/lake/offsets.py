@@ -33,7 +33,7 @@ Place = int | PartitionBucket
 """A bucket's number in a table without partitions, else a `PartitionBucket`. A table has places of one kind only."""
 
 Offsets = Mapping[Any, int]
-"""Exclusive ends by `Place`. A mapping's key type is invariant, and most mappings have numbers only, hence Any."""
+"""Exclusive ends by `Place`. A mapping's key type is invariant, and most mappings have numbers only, so it is Any."""
 
 
 def in_order(offsets: Offsets) -> list[tuple[Any, int]]:

@@ -7,7 +7,7 @@ from headrace.tablelayer.model.messages.answers import TableResponse
 
 
 class TableLoad(Struct):
-    """Counts since this broker opened the table's buckets. They begin anew with a bucket that it takes over."""
+    """Counts since this broker opened the table's buckets. They begin again with a bucket that it takes over."""
 
     table: str = string()
     rows_written: int = int64()

@@ -182,7 +182,7 @@ def decode_stored(
 
 
 def upgraded(values: list[bytes | None], versions: SchemaVersions) -> list[bytes | None]:
-    """Return stored rows in the latest schema's form. Rows of older schemas are encoded anew, the others stay."""
+    """Return stored rows in the latest schema's form. Rows of older schemas are encoded again, the others stay."""
     from headrace.tablelayer.model.arrays.arrays import validity
     from headrace.tablelayer.model.rows.stored import encode_rows, schema_ids
 

@@ -171,7 +171,7 @@ class Load:
             assert answer.status_code == 200, f"{path}: {answer.status_code} {answer.text[:300]}"
 
     def _produce(self, connection: Connection, rng: random.Random) -> None:
-        """Connect anew, and write a record to some partitions."""
+        """Connect again, and write a record to some partitions."""
         delivered: list[int] = []
         failed: list[Any] = []
         producer = Producer(
@@ -193,7 +193,7 @@ class Load:
         assert not left
 
     def _consume(self, connection: Connection, rng: random.Random) -> None:
-        """Connect anew, and read some partitions from their beginning."""
+        """Connect again, and read some partitions from their beginning."""
         missing = {partition: self._produced[partition] for partition in rng.sample(range(PARTITIONS), 20)}
         consumer = Consumer(
             {"bootstrap.servers": self._address, "group.id": "g", "enable.auto.commit": False, "log_level": 0}

@@ -710,7 +710,7 @@ def test_rates_are_of_the_last_two_looks() -> None:
     ]
     assert history.points("table", "t", 5000, 20_000) == [
         {"time_ms": 10_000, "lookups_per_second": 3.0, "rows_per_second": 0.5}
-    ], "a broker that began anew, and one that is new, count from the next look on"
+    ], "a broker that began again, and one that is new, count from the next look on"
     assert history.points("group", "g/x", 5000, 20_000) == [{"time_ms": 10_000, "lag": 7.0}]
     assert history.points("broker", "0", 5000, 20_000)[0]["memory_bytes"] == 100
 

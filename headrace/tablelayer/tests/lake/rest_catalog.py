@@ -50,7 +50,7 @@ def _now_ms() -> int:
 
 
 def new_metadata(request: Json, location: str, first_field: int = 1) -> Json:
-    """Return the metadata of a new table: field ids are assigned anew, those of the top level first."""
+    """Return the metadata of a new table: field ids are assigned again, those of the top level first."""
     properties = dict(request.get("properties") or {})
     version = int(properties.pop("format-version", 2))
     ids: dict[int, int] = {}

@@ -89,7 +89,7 @@ class Lake:
                 {str(column.id): at for at, column in enumerate(schema.columns, 1)}
             ),
         }
-        metadata = new_table_metadata(  # it numbers the fields anew
+        metadata = new_table_metadata(  # it numbers the fields again
             pyarrow_to_schema(given), UNPARTITIONED_PARTITION_SPEC, UNSORTED_SORT_ORDER, str(catalog.folder), properties
         )  # fmt: skip
         location = catalog.write(metadata)

@@ -296,7 +296,7 @@ def test_a_look_at_the_lake_that_was_too_early_is_repeated() -> None:
     assert looks == []
 
 
-def test_partitions_that_are_new_dropped_or_made_anew() -> None:
+def test_partitions_that_are_new_dropped_or_made_again() -> None:
     world = World(PARTITIONED)
     a, b, again, new = in_partition("a", 5), in_partition("b", 6), in_partition("a", 7), in_partition("c", 8)
     world.write(a, (PUT, of("a", 1)), (PUT, of("a", 2)))

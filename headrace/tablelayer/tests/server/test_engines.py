@@ -304,7 +304,7 @@ async def test_r9_6_a_full_delete_needs_allow_and_a_partial_one_clears_its_colum
         await table.put(("+", row(1, 5, "x")))
         await table.put(("-", {"k": 1, "v": None}), columns=["k", "v"])
         await table.put(("+", row(1, 2, None)))
-        assert await table.state() == [row(1, 2, "x")]  # the sum begins anew
+        assert await table.state() == [row(1, 2, "x")]  # the sum begins again
         await table.put(("-", row(1)), ("+", row(1, 3)), ("-", {"k": 9, "v": 0, "s": None}))
         assert await table.state() == [row(1, 3)]
         changes = [change for change, _ in await table.changelog()]

@@ -226,7 +226,7 @@ def test_malformed_changes_are_refused_with_a_message(
     assert not [record for record in own_log.records if record.exc_info], own_log.text
 
 
-def test_the_copy_of_a_definition_that_only_moves_is_equal_to_one_that_is_made_anew() -> None:
+def test_the_copy_of_a_definition_that_only_moves_is_equal_to_one_that_is_made_again() -> None:
     made = TableDefinition(
         TablePath("default", "t"), parse_columns("a INT, d STRING"), bucket_count=3, partition_keys=("d",)
     )

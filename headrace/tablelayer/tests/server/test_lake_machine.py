@@ -138,7 +138,7 @@ class Lives(RuleBasedStateMachine):
         for known in (self.offsets, self.committed_at, self.put_off, self.epochs):
             known.pop(table.table_id, None)  # type: ignore[attr-defined]
         self.holder.pop(table.table_id, None)
-        # Its epochs begin anew, but a table that is created again has another id, which no worker has.
+        # Its epochs begin again, but a table that is created again has another id, which no worker has.
         self.grants = [grant for grant in self.grants if grant[1] != table.table_id]
 
     @invariant()

@@ -78,7 +78,7 @@ def recovery_of(directory: Path, snapshots: Snapshots | None) -> StoreRecovery:
         (5, (0, 9), (7,), 5),  # within the log: kept, though a snapshot is newer
         (4, (4, 9), (7,), 4),
         (9, (4, 9), (), 9),
-        (10, (0, 9), (), 0),  # ahead of the log: begun anew
+        (10, (0, 9), (), 0),  # ahead of the log: begun again
         (10, (0, 9), (7, 3), 7),
         (3, (4, 9), (7, 5), 7),  # behind the log's start
         (0, (0, 9), (7,), 7),  # empty: the snapshot saves the replay

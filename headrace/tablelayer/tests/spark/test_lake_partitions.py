@@ -148,7 +148,7 @@ def test_partitions_come_go_and_come_again(
     assert {place.partition for place in lake.status().offsets} == {"2024-01-01.eu", "2024-01-01.asia"}
 
     lake.write("us", [(4, 7)])
-    assert lake.rows() == lake.truth(), "a partition made anew hides what the lake has of the old one"
+    assert lake.rows() == lake.truth(), "a partition made again hides what the lake has of the old one"
     lake.tier()
     assert lake.rows("$lake") == lake.truth() == lake.rows()
 
@@ -217,7 +217,7 @@ def test_upkeep_keeps_the_offsets_of_partitions_that_come_and_go(
         if number >= 2:
             lake.write("asia", [(key, number) for key in range(6)])
         if number == 6:
-            gone = []  # the partition was made anew
+            gone = []  # the partition was made again
         said += "\n".join(lake.tier())
         table = lake.in_lake()
         ends = TableChanges(client, address, lake.table.definition).latest()

@@ -1,4 +1,4 @@
-"""Trace the requests of `docs/internals/walks.md`, write its numbers anew, and print other differences.
+"""Trace the requests of `docs/internals/walks.md`, write its numbers again, and print other differences.
 
 `--calls`: print all calls of each instead, and write nothing.
 """

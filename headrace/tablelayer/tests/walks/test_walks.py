@@ -28,7 +28,7 @@ REQUESTS = [
     "A transaction",
     "A replica's fetch",
 ]
-AGAIN = "`python -m headrace.tablelayer.tests.walks` writes the numbers anew and says what else is to be told otherwise"
+AGAIN = "`python -m headrace.tablelayer.tests.walks` writes the numbers again and names what else differs"
 
 
 @pytest.fixture(scope="module")
