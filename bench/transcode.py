@@ -64,8 +64,8 @@ def measure(rounds: int, scale: float) -> dict[str, list[float]]:
     from headrace.tablelayer.model.ddl.clauses import parse_columns
     from headrace.tablelayer.model.table.definition import TableDefinition
     from headrace.tablelayer.model.table.path import TablePath
-    from headrace.tablelayer.server.kafka_face.records_to_rows import from_kafka
-    from headrace.tablelayer.server.kafka_face.rows_to_records import to_kafka
+    from headrace.tablelayer.server.kafka_view.records_to_rows import from_kafka
+    from headrace.tablelayer.server.kafka_view.rows_to_records import to_kafka
 
     keep_freed_memory()  # as the server does
     count = max(1000, int(ROWS * min(scale, 1.0)))

@@ -38,7 +38,7 @@ from headrace.tablelayer.server.api.process import ProcessApi
 from headrace.tablelayer.server.api.targets import Targets
 from headrace.tablelayer.server.catalog.catalog import MAX_PARTITIONS_CONFIG, Catalog, is_partition, is_table
 from headrace.tablelayer.server.catalog.topic_checks import TopicChecks
-from headrace.tablelayer.server.kafka_face.schema_registry import REGISTRY_CONFIGS
+from headrace.tablelayer.server.kafka_view.schema_registry import REGISTRY_CONFIGS
 from headrace.tablelayer.server.lake.dropped import GonePartitionsStore
 from headrace.tablelayer.server.lake.machine import Timing
 from headrace.tablelayer.server.lake.subjects import LakeSubjects

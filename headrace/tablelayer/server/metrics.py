@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from headrace.broker.context import BrokerContext
     from headrace.tablelayer.model.table.definition import StoredTable
     from headrace.tablelayer.server.catalog.catalog import Catalog
-    from headrace.tablelayer.server.kafka_face.refusals import Refusals
+    from headrace.tablelayer.server.kafka_view.refusals import Refusals
     from headrace.tablelayer.server.lake.subjects import LakeSubjects
     from headrace.tablelayer.server.services import KeptStore
     from headrace.tablelayer.server.store.open_stores import OpenStores

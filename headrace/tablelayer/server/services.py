@@ -22,9 +22,9 @@ from headrace.broker.runtime.disk import SystemDisk
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.options.option_types import parse_duration_ms
 from headrace.tablelayer.model.table.definition import PARTITION_OF_CONFIG
-from headrace.tablelayer.server.kafka_face.caches import PieceCaches
-from headrace.tablelayer.server.kafka_face.refusals import Refusals
-from headrace.tablelayer.server.kafka_face.schema_registry import SchemaRegistries
+from headrace.tablelayer.server.kafka_view.caches import PieceCaches
+from headrace.tablelayer.server.kafka_view.refusals import Refusals
+from headrace.tablelayer.server.kafka_view.schema_registry import SchemaRegistries
 from headrace.tablelayer.server.limits import BLOCK_CACHE_BYTES, Limits
 from headrace.tablelayer.server.merge.auto_increment import AutoIncrement
 from headrace.tablelayer.server.paced import Paced

@@ -56,10 +56,10 @@ def check_per_row(
     function that has no such line.
     """
     per_row = {
-        f"{face}: {code.co_qualname}, {Path(code.co_filename).name}:{line}"
-        for face, lines in many.items()
+        f"{view}: {code.co_qualname}, {Path(code.co_filename).name}:{line}"
+        for view, lines in many.items()
         for (code, line), times in lines.items()
-        if times - few[face][code, line] >= more_rows // 2
+        if times - few[view][code, line] >= more_rows // 2
     }
     reasons = {each: [name for name in allowed if f": {name}" in each] for each in per_row}
     wrong = sorted(each for each, names in reasons.items() if not names)

@@ -8,7 +8,7 @@ from headrace.tablelayer.model.messages import refused as m
 from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.server.catalog.catalog import Catalog
-from headrace.tablelayer.server.kafka_face.refusals import Refusals
+from headrace.tablelayer.server.kafka_view.refusals import Refusals
 from headrace.tablelayer.server.rights.table_rights import TableRights
 
 

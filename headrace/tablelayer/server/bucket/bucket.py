@@ -36,12 +36,12 @@ from headrace.tablelayer.server.bucket.dead_letters import write_dead_letters
 from headrace.tablelayer.server.bucket.joining import Joiners
 from headrace.tablelayer.server.bucket.joint_write import Part, log_at_once, write_together
 from headrace.tablelayer.server.bucket.remote_bucket import RemoteBucket, wait_elsewhere
-from headrace.tablelayer.server.kafka_face import producers as kafka_face
-from headrace.tablelayer.server.kafka_face.few_records import BYTES_MAX, COMPRESSED_MAX, FewRecords, reader_of
-from headrace.tablelayer.server.kafka_face.pieces import Answer, Consumption
-from headrace.tablelayer.server.kafka_face.refusals import REFUSALS
-from headrace.tablelayer.server.kafka_face.refused import Refused, Sifting, dead_letters, without
-from headrace.tablelayer.server.kafka_face.schema_registry import REGISTRY_URL
+from headrace.tablelayer.server.kafka_view import producers as kafka_view
+from headrace.tablelayer.server.kafka_view.few_records import BYTES_MAX, COMPRESSED_MAX, FewRecords, reader_of
+from headrace.tablelayer.server.kafka_view.pieces import Answer, Consumption
+from headrace.tablelayer.server.kafka_view.refusals import REFUSALS
+from headrace.tablelayer.server.kafka_view.refused import Refused, Sifting, dead_letters, without
+from headrace.tablelayer.server.kafka_view.schema_registry import REGISTRY_URL
 from headrace.tablelayer.server.merge import forwarding
 from headrace.tablelayer.server.merge.engines import Operations
 from headrace.tablelayer.server.merge.few_rows import FewRows, NeedsArrays
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("headrace.tables")
 
-Decode = Callable[[TableDefinition, kafka_face.Opened], Operations]
+Decode = Callable[[TableDefinition, kafka_view.Opened], Operations]
 _ADDED_TIMES_MAX = 4
 """Maximum number of times that one batch adds columns: its records' fields may be found one after another, and other
 requests may alter the table too."""
@@ -288,7 +288,7 @@ class TableBucket:
 
     async def opened(
         self, definition: StoredTable, batch: memoryview, refused: Sequence[Refused] = ()
-    ) -> memoryview | kafka_face.OpenedBatch:
+    ) -> memoryview | kafka_view.OpenedBatch:
         """Return a producer's batch without the refused records, and with the schemas of its Avro values if it has any.
 
         Raises KafkaError.
@@ -297,18 +297,18 @@ class TableBucket:
         if settings.kafka_value_format is not KafkaValueFormat.AVRO:
             if not refused:
                 return batch
-            opened = kafka_face.OpenedBatch(await self.services.run(kafka_face.open_batch, batch), {})
+            opened = kafka_view.OpenedBatch(await self.services.run(kafka_view.open_batch, batch), {})
         else:
-            records, ids = await self.services.run(kafka_face.avro_ids, definition, batch)
+            records, ids = await self.services.run(kafka_view.avro_ids, definition, batch)
             registries = self.services.registries
             url = settings.avro_registry or registries.own_url
-            opened = kafka_face.OpenedBatch(
+            opened = kafka_view.OpenedBatch(
                 records, {} if url is None else await registries.schemas(url, ids)
             )
         if not refused:
             return opened
         rest, sent_as = await self.services.run(without, opened.records, refused)
-        return kafka_face.OpenedBatch(rest, opened.schemas, sent_as)
+        return kafka_view.OpenedBatch(rest, opened.schemas, sent_as)
 
     async def produce(self, batch: memoryview, acks: int, timeout_ms: int) -> AppendInfo:
         """Write a producer's batch (R17.3).
@@ -347,7 +347,7 @@ class TableBucket:
             reader = reader_of(self.definition)
             if reader is None or not self.services.can_write_at_once():
                 return None
-            header = kafka_face.check_frame(batch)
+            header = kafka_view.check_frame(batch)
             if (
                 header.record_count > reader.records_max
                 or self.partition.log.check_producer(header) is not None
@@ -456,10 +456,10 @@ class TableBucket:
         """
         run = self.services.run
         opened = await self.opened(definition, batch)
-        if not isinstance(opened, kafka_face.OpenedBatch):
-            opened = kafka_face.OpenedBatch(await run(kafka_face.open_batch, batch), {})
+        if not isinstance(opened, kafka_view.OpenedBatch):
+            opened = kafka_view.OpenedBatch(await run(kafka_view.open_batch, batch), {})
         adds = definition.settings.kafka_unknown_fields is UnknownFields.ADD
-        known = kafka_face.ignoring(definition) if adds else definition
+        known = kafka_view.ignoring(definition) if adds else definition
         sifting = Sifting(known, opened.records, opened.schemas)
         while not await run(sifting.some):
             pass
@@ -499,7 +499,7 @@ class TableBucket:
         """Log the rows of all buckets or of none (R17.2), and the producer's own sequence in this bucket."""
         self.check_open()
         definition = self.definition
-        header = kafka_face.check_frame(batch)
+        header = kafka_view.check_frame(batch)
         duplicate = self.partition.log.check_producer(header)
         if duplicate is not None:
             if acks == -1:
@@ -513,7 +513,7 @@ class TableBucket:
         return await self.with_added_columns(opened, write)
 
     async def with_added_columns(
-        self, opened: kafka_face.Opened, write: Callable[[Decode], Awaitable[AppendInfo]]
+        self, opened: kafka_view.Opened, write: Callable[[Decode], Awaitable[AppendInfo]]
     ) -> AppendInfo:
         """Write a producer's batch. If the table adds columns for unknown fields, add them first.
 
@@ -522,14 +522,14 @@ class TableBucket:
         """
         for _ in range(_ADDED_TIMES_MAX):
             try:
-                return await write(kafka_face.decode_produced)
+                return await write(kafka_view.decode_produced)
             except RecordErrors as error:
                 definition = self.definition
                 if definition.settings.kafka_unknown_fields is not UnknownFields.ADD or not error.errors:
                     raise
             # raises if the batch is refused
-            await self.services.run(kafka_face.decode_ignoring, definition, opened)
-            columns = await self.services.run(kafka_face.added_columns, definition, opened)
+            await self.services.run(kafka_view.decode_ignoring, definition, opened)
+            columns = await self.services.run(kafka_view.added_columns, definition, opened)
             if not columns:
                 break
             names = ", ".join(column.name for column in columns)
@@ -538,12 +538,12 @@ class TableBucket:
                 await self.services.catalog.alter_table(definition.path.whole, changes_to_json(columns))
             except TableError as error:
                 raise as_kafka_error(error, definition) from error
-        return await write(kafka_face.decode_ignoring)
+        return await write(kafka_view.decode_ignoring)
 
     async def _write_opened(
         self,
         header: BatchHeader,
-        opened: kafka_face.Opened,
+        opened: kafka_view.Opened,
         decode: Decode,
         size: int,
         acks: int,
@@ -661,7 +661,7 @@ def altered(definition: StoredTable) -> TableError:
 def as_kafka_error(error: TableError, definition: StoredTable) -> KafkaError:
     """Return a table's error as a Kafka client can understand it: Kafka's codes, and the bad record's index (R17.3)."""
     if isinstance(error, RowError):
-        return kafka_face.refused_record(definition, error)
+        return kafka_view.refused_record(definition, error)
     if error.retriable:
         return KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, error.message)
     return KafkaError(ErrorCode.INVALID_RECORD, error.message)

@@ -28,7 +28,7 @@ from headrace.tablelayer.model.types.column_types import INTEGER_BITS
 from headrace.tablelayer.server.bucket.joint_write import log_at_once
 from headrace.tablelayer.server.bucket.stored_bucket import StoredBucket
 from headrace.tablelayer.server.bucket.tasks import Kind
-from headrace.tablelayer.server.kafka_face.few_records import FewRecords
+from headrace.tablelayer.server.kafka_view.few_records import FewRecords
 from headrace.tablelayer.server.merge.auto_increment import OutOfNumbersError
 from headrace.tablelayer.server.merge.engines import Operations
 from headrace.tablelayer.server.merge.few_puts import BYTES_MAX, puts_of

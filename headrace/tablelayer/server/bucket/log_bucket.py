@@ -22,7 +22,7 @@ from headrace.tablelayer.model.batches.batch import (
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.table.definition import StoredTable, TableDefinition
 from headrace.tablelayer.server.bucket.bucket import TableBucket
-from headrace.tablelayer.server.kafka_face.few_records import FewRecords
+from headrace.tablelayer.server.kafka_view.few_records import FewRecords
 from headrace.tablelayer.server.merge.few_rows import FewRows, batch_of_few
 from headrace.tablelayer.server.merge.writes import (
     ClientWrite,

@@ -28,7 +28,7 @@ from headrace.tablelayer.model.table.partitions import check_partitioned, spec_t
 from headrace.tablelayer.model.table.path import DEFAULT_DATABASE, TablePath
 from headrace.tablelayer.server.catalog.catalog import MAX_PARTITIONS_CONFIG, Catalog, is_partition, is_table
 from headrace.tablelayer.server.catalog.definition_reading import read_changed, read_new
-from headrace.tablelayer.server.kafka_face.schema_registry import REGISTRY_URL, RegistryHosts
+from headrace.tablelayer.server.kafka_view.schema_registry import REGISTRY_URL, RegistryHosts
 from headrace.tablelayer.server.lake_formats import ServerLakes, server_lakes
 from headrace.tablelayer.server.lake_options import ALLOWED_CONFIG, check_lake_options
 

@@ -26,7 +26,7 @@ from headrace.tablelayer.model.table.partitions import partitions_of_rows
 from headrace.tablelayer.server.bucket.bucket import Decode, as_kafka_error, no_rows
 from headrace.tablelayer.server.bucket.joint_write import Part, write_together
 from headrace.tablelayer.server.bucket.log_bucket import LogBucket
-from headrace.tablelayer.server.kafka_face import producers as kafka_face
+from headrace.tablelayer.server.kafka_view import producers as kafka_view
 from headrace.tablelayer.server.merge import forwarding
 from headrace.tablelayer.server.merge.engines import Operations
 from headrace.tablelayer.server.merge.few_rows import NeedsArrays
@@ -60,7 +60,7 @@ class PartitionedBucket(LogBucket):
     async def _write_opened(
         self,
         header: BatchHeader,
-        opened: kafka_face.Opened,
+        opened: kafka_view.Opened,
         decode: Decode,
         size: int,
         acks: int,

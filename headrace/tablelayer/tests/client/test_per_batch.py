@@ -116,7 +116,7 @@ def spark_write(connection: Connection, table: str, count: int) -> None:
     assert connection.sql(f"SELECT text FROM {table} WHERE id = 3").rows() == [{"text": "text 3"}]
 
 
-FACES: dict[str, Callable[[Connection, str, int], None]] = {
+VIEWS: dict[str, Callable[[Connection, str, int], None]] = {
     "upsert": upsert,
     "SELECT": select,
     "GROUP BY": group_by,
@@ -137,9 +137,9 @@ def counted(address: str, count: int) -> dict[str, Counts]:
         connection.execute(
             f"CREATE TABLE {table} (id BIGINT NOT NULL, part INT, text STRING, PRIMARY KEY (id) NOT ENFORCED)"
         )
-        for name, face in FACES.items():
+        for name, view in VIEWS.items():
             lines.taken()
-            face(connection, table, count)
+            view(connection, table, count)
             found[name] = lines.taken()
     return found
 

@@ -21,7 +21,7 @@ from headrace.tablelayer.model.errors import TableErrorCode
 from headrace.tablelayer.model.options.table_options import MAX_BUCKET_COUNT
 from headrace.tablelayer.model.table.evolution import changes_from_json
 from headrace.tablelayer.server.api.each_bucket import each_bucket
-from headrace.tablelayer.server.kafka_face.producers import PRODUCER_IDS, check_frame
+from headrace.tablelayer.server.kafka_view.producers import PRODUCER_IDS, check_frame
 from headrace.tablelayer.server.merge.forwarding import forwarded
 from headrace.tablelayer.tests.server.tables import run, tables
 from headrace.tablelayer.tests.server.test_hostile_batches import send

@@ -14,8 +14,8 @@ import pytest
 
 from headrace.tablelayer.model.avro.schema import AvroSchema
 from headrace.tablelayer.model.errors import RowError, TableError
-from headrace.tablelayer.server.kafka_face.records_to_rows import from_kafka
-from headrace.tablelayer.tests.server.test_avro_face import AVRO, ID
+from headrace.tablelayer.server.kafka_view.records_to_rows import from_kafka
+from headrace.tablelayer.tests.server.test_avro_view import AVRO, ID
 from headrace.tablelayer.tests.server.test_change_capture import created, field
 from headrace.tablelayer.tests.server.test_value_formats import DEBEZIUM, records, table
 

@@ -17,8 +17,8 @@ from headrace.tablelayer.model.rows.stored import encode_rows
 from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.model.table.derived import Sample, derive
 from headrace.tablelayer.model.table.path import TablePath
-from headrace.tablelayer.server.kafka_face.few_records import reader_of
-from headrace.tablelayer.server.kafka_face.records_to_rows import from_kafka
+from headrace.tablelayer.server.kafka_view.few_records import reader_of
+from headrace.tablelayer.server.kafka_view.records_to_rows import from_kafka
 from headrace.tablelayer.server.merge.engines import row_keys
 from headrace.tablelayer.server.merge.few_rows import NeedsArrays
 from headrace.tablelayer.tests.server.test_recorded_events import COLUMNS, recorded

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.tablelayer.model.ddl import parse
 from headrace.tablelayer.model.errors import RowError, TableError
-from headrace.tablelayer.server.kafka_face.records_to_rows import from_kafka
+from headrace.tablelayer.server.kafka_view.records_to_rows import from_kafka
 from headrace.tablelayer.tests.server.test_value_formats import DEBEZIUM, change, records
 
 ONE = "id BIGINT, v STRING, PRIMARY KEY (id) NOT ENFORCED"

@@ -13,7 +13,7 @@ import pytest
 from headrace.tablelayer.model.errors import RowError
 from headrace.tablelayer.model.table.derived import Sample, derive
 from headrace.tablelayer.model.table.path import TablePath
-from headrace.tablelayer.server.kafka_face.records_to_rows import from_kafka
+from headrace.tablelayer.server.kafka_view.records_to_rows import from_kafka
 from headrace.tablelayer.tests.server.tables import tables
 from headrace.tablelayer.tests.server.test_change_capture import field, sent, struct
 from headrace.tablelayer.tests.server.test_value_formats import DEBEZIUM, records, table

@@ -1,6 +1,6 @@
 """Work per batch, never per row: no line of the server runs once for each row of a request (CONTRIBUTING, Code, 6).
 
-Each face runs with few and with many rows, while the lines of Headrace's own code are counted. A loop inside of a C
+Each view runs with few and with many rows, while the lines of Headrace's own code are counted. A loop inside of a C
 function (`map`, `to_pylist`) or of a kernel does not count.
 """
 
@@ -115,7 +115,7 @@ async def count_rows(table: Table, count: int) -> None:
     assert await table.count() == count
 
 
-FACES: dict[str, Callable[[Table, int], Coroutine[Any, Any, None]]] = {
+VIEWS: dict[str, Callable[[Table, int], Coroutine[Any, Any, None]]] = {
     "upsert of new rows": upsert,
     "upsert of existing rows": upsert,
     "partial update": partial_update,
@@ -151,7 +151,7 @@ async def kafka_fetch(table: Table, count: int) -> None:
     assert found >= count
 
 
-AVRO_FACES: dict[str, Callable[[Table, int], Coroutine[Any, Any, None]]] = {
+AVRO_VIEWS: dict[str, Callable[[Table, int], Coroutine[Any, Any, None]]] = {
     "upsert into a table of Avro values": upsert,
     "Kafka fetch of Avro": kafka_fetch,
 }
@@ -162,12 +162,12 @@ async def counted(folder: Path, count: int) -> dict[str, Counts]:
     with Lines() as lines:
         async with tables(folder) as all_tables:
             avro = {"table.kafka.value-format": "avro", "table.kafka.avro.schema": "record"}
-            for name, faces, options in (("t", FACES, {}), ("u", AVRO_FACES, avro)):
+            for name, views, options in (("t", VIEWS, {}), ("u", AVRO_VIEWS, avro)):
                 table = await all_tables.create(COLUMNS, name=name, bucket_key=["a"], given=options)
-                for face, work in faces.items():
+                for view, work in views.items():
                     lines.taken()
                     await work(table, count)
-                    found[face] = lines.taken()
+                    found[view] = lines.taken()
     return found
 
 

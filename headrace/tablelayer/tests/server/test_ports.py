@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ROOMS = [ROOT / "server", ROOT / "model"]
 LEFT_OUT = {
     "server/api/process.py": "what the system's process uses, for who looks after it; nothing goes by it",
-    "server/kafka_face/schema_registry.py": "a client of other people's servers, by the standard library's HTTP",
+    "server/kafka_view/schema_registry.py": "a client of other people's servers, by the standard library's HTTP",
 }
 
 

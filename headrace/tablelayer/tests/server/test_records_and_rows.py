@@ -21,8 +21,8 @@ from headrace.tablelayer.model.schema.schema import Column, Schema
 from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.types.text import parse_type
-from headrace.tablelayer.server.kafka_face.records_to_rows import from_kafka
-from headrace.tablelayer.server.kafka_face.rows_to_records import to_kafka
+from headrace.tablelayer.server.kafka_view.records_to_rows import from_kafka
+from headrace.tablelayer.server.kafka_view.rows_to_records import to_kafka
 
 
 def table(

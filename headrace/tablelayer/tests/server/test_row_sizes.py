@@ -24,7 +24,7 @@ from headrace.tablelayer.model.types.sizes import (
 )
 from headrace.tablelayer.server.store import tablet
 from headrace.tablelayer.tests.server.tables import Table, tables
-from headrace.tablelayer.tests.server.test_avro_face import AVRO, decode
+from headrace.tablelayer.tests.server.test_avro_view import AVRO, decode
 from headrace.tablelayer.tests.server.test_row_ttl import BY_HAND, HOUR, StandingClock, expire
 from headrace.tablelayer.tests.server.test_value_formats import table
 

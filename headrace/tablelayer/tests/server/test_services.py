@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
-from headrace.tablelayer.server.kafka_face.caches import SizedCache
+from headrace.tablelayer.server.kafka_view.caches import SizedCache
 from headrace.tablelayer.server.limits import Limits
 from headrace.tablelayer.server.services import WriteBudget
 from headrace.tablelayer.server.store.kv import KeyValueStore

@@ -26,8 +26,8 @@ from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.types.column_types import BIGINT
 from headrace.tablelayer.model.types.text import parse_type
-from headrace.tablelayer.server.kafka_face.records_to_rows import from_kafka
-from headrace.tablelayer.server.kafka_face.rows_to_records import to_kafka
+from headrace.tablelayer.server.kafka_view.records_to_rows import from_kafka
+from headrace.tablelayer.server.kafka_view.rows_to_records import to_kafka
 from headrace.tablelayer.tests.model.random_rows import batches
 
 DEBEZIUM = {"table.kafka.value-format": "debezium-json"}

@@ -19,8 +19,8 @@ from headrace.broker.log.errors import RecordErrors
 from headrace.protocol.records.decode import RecordColumns
 from headrace.protocol.records.encode import Record, build_batch
 from headrace.tablelayer.model.table.definition import TableDefinition
-from headrace.tablelayer.server.kafka_face.avro import Schemas
-from headrace.tablelayer.server.kafka_face.producers import OpenedBatch, decode_produced
+from headrace.tablelayer.server.kafka_view.avro import Schemas
+from headrace.tablelayer.server.kafka_view.producers import OpenedBatch, decode_produced
 
 LETTERS_BYTES_MAX: Final = 512 << 10
 """Maximum size of a batch of dead letters without the reasons: less than a topic's default limit."""

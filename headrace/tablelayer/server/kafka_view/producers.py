@@ -25,8 +25,8 @@ from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.model.table.derived import Sample, missing_columns
 from headrace.tablelayer.model.table.evolution import AddColumn
 from headrace.tablelayer.model.table.partitions import check_rows_of_partition
-from headrace.tablelayer.server.kafka_face.avro import Schemas, schema_ids
-from headrace.tablelayer.server.kafka_face.records_to_rows import from_kafka
+from headrace.tablelayer.server.kafka_view.avro import Schemas, schema_ids
+from headrace.tablelayer.server.kafka_view.records_to_rows import from_kafka
 from headrace.tablelayer.server.merge.engines import Operations
 from headrace.tablelayer.server.merge.writes import admit
 

@@ -33,9 +33,9 @@ from headrace.tablelayer.model.options.kafka_formats import KafkaValueFormat
 from headrace.tablelayer.model.options.table_options import KeyMismatch, UnknownFields
 from headrace.tablelayer.model.schema.schema import Column
 from headrace.tablelayer.model.table.definition import TableDefinition
-from headrace.tablelayer.server.kafka_face import avro as avro_face
-from headrace.tablelayer.server.kafka_face.avro import Schemas
-from headrace.tablelayer.server.kafka_face.record_keys import (
+from headrace.tablelayer.server.kafka_view import avro as avro_view
+from headrace.tablelayer.server.kafka_view.avro import Schemas
+from headrace.tablelayer.server.kafka_view.record_keys import (
     Indices,
     deleted_rows,
     key_columns,
@@ -59,7 +59,7 @@ class KafkaWrite(msgspec.Struct, frozen=True):
 def from_kafka(records: RecordColumns, table: TableDefinition, schemas: Schemas | None = None) -> KafkaWrite:
     """Return the rows of a Kafka client's records. Raises RowError for the first bad record.
 
-    `schemas` has those of the ids in Avro values and keys (`avro_face.schema_ids`).
+    `schemas` has those of the ids in Avro values and keys (`avro_view.schema_ids`).
     """
     known: Schemas = {} if schemas is None else schemas
     parts = _Parts(len(records))
@@ -82,7 +82,7 @@ def from_kafka(records: RecordColumns, table: TableDefinition, schemas: Schemas 
             case KafkaValueFormat.AVRO:
                 start, length = records.value_start[given], records.value_length[given]
                 unknown = table.settings.kafka_unknown_fields
-                avro_face.add_rows(
+                avro_view.add_rows(
                     records.payload, start, length, table.schema.columns, known, unknown,
                     lambda at, decode: parts.add(given[at], decode), units=table.settings.debezium_units,
                 )  # fmt: skip
@@ -347,9 +347,9 @@ def _add_deletes(
     """Add null values. In a table with Avro values, keys may be Avro with a registry's schema too."""
     start, length = records.key_start[at], records.key_length[at]
     if table.settings.kafka_value_format is KafkaValueFormat.AVRO:
-        encoded = avro_face.has_id(records.payload, start, length)
+        encoded = avro_view.has_id(records.payload, start, length)
         keyed = at[encoded]
-        avro_face.add_rows(
+        avro_view.add_rows(
             records.payload, start[encoded], length[encoded], key_columns(table), schemas, UnknownFields.IGNORE,
             lambda part, decode: parts.add(
                 keyed[part], lambda: key_rows(of_key(decode), table.schema), deletes=True

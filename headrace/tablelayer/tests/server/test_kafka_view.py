@@ -232,7 +232,7 @@ async def test_r17_4_kafka_and_table_clients_see_the_same_rows_at_the_same_offse
 async def test_ten_consumers_cost_one_transcoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import asyncio
 
-    from headrace.tablelayer.server.kafka_face import pieces as kafka_pieces
+    from headrace.tablelayer.server.kafka_view import pieces as kafka_pieces
 
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create(COLUMNS)

@@ -30,7 +30,7 @@ from headrace.tablelayer.model.json.rows import rows_to_json
 from headrace.tablelayer.model.options.kafka_formats import KafkaValueFormat
 from headrace.tablelayer.model.options.table_options import KafkaChangelog
 from headrace.tablelayer.model.table.definition import TableDefinition
-from headrace.tablelayer.server.kafka_face.record_keys import Indices
+from headrace.tablelayer.server.kafka_view.record_keys import Indices
 
 CHANGE_TYPE_HEADER: Final = "change-type"
 

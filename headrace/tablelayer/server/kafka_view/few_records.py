@@ -33,7 +33,7 @@ from headrace.tablelayer.model.rows.one_row import RowFormat, key_part
 from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.model.table.one_place import Places, places_of
 from headrace.tablelayer.model.types.column_types import INTEGER_BITS, TypeKind
-from headrace.tablelayer.server.kafka_face.few_values import Conventions, Values
+from headrace.tablelayer.server.kafka_view.few_values import Conventions, Values
 from headrace.tablelayer.server.merge.few_merge import engine_of
 from headrace.tablelayer.server.merge.few_rows import FewRows, NeedsArrays
 

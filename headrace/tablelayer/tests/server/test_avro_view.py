@@ -30,9 +30,9 @@ from headrace.tablelayer.model.types.column_types import (
     array_of,
     timestamp,
 )
-from headrace.tablelayer.server.kafka_face.avro import schema_ids
-from headrace.tablelayer.server.kafka_face.records_to_rows import from_kafka
-from headrace.tablelayer.server.kafka_face.rows_to_records import to_kafka
+from headrace.tablelayer.server.kafka_view.avro import schema_ids
+from headrace.tablelayer.server.kafka_view.records_to_rows import from_kafka
+from headrace.tablelayer.server.kafka_view.rows_to_records import to_kafka
 from headrace.tablelayer.tests.model.random_rows import avro_nested_types, batches, plain_types, with_edges
 from headrace.tablelayer.tests.server.test_value_formats import DELETE, INSERT, logged, records, table
 

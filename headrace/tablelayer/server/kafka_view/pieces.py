@@ -26,8 +26,8 @@ from headrace.tablelayer.model.errors import TableError
 from headrace.tablelayer.model.options.kafka_formats import KafkaValueFormat
 from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.types.sizes import text_size
-from headrace.tablelayer.server.kafka_face.caches import Opened, PieceCaches
-from headrace.tablelayer.server.kafka_face.rows_to_records import empty_batch, to_kafka
+from headrace.tablelayer.server.kafka_view.caches import Opened, PieceCaches
+from headrace.tablelayer.server.kafka_view.rows_to_records import empty_batch, to_kafka
 from headrace.tablelayer.server.regions import headers_of
 
 if TYPE_CHECKING:
