@@ -244,7 +244,7 @@ def test_tierers_are_killed_in_the_middle_of_rounds_while_everything_is_written_
                 _tier(server.address, "--once"), cwd=ROOT, env=_environment(), capture_output=True, text=True,
                 timeout=600, check=False,
             )  # fmt: skip
-            if not once.returncode and "another tierer has this table" not in once.stdout:
+            if not once.returncode and "another tiering job has this table" not in once.stdout:
                 break
             time.sleep(10)  # leases of the killed tierers
         check_prefixes(folder)

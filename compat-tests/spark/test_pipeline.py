@@ -293,7 +293,7 @@ def tier_all(address: str) -> None:
     while True:
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-        if "another tierer" not in done.stdout:
+        if "another tiering job" not in done.stdout:
             return
         assert time.monotonic() < deadline, done.stdout
         time.sleep(10)

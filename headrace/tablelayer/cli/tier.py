@@ -48,7 +48,8 @@ def run(
         raise CommandError(f"--maintenance: {error}") from None
 
     gc.enable()  # the job runs for days
-    # When a signal ends the job, it releases its round, so that other tierers need not wait for the lease to expire.
+    # When a signal ends the job, it releases its round, so that other tiering jobs need not wait for the lease to
+    # expire.
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, _interrupt)
     try:

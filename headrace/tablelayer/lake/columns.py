@@ -74,7 +74,7 @@ def is_of_another_schema(definition: TableDefinition, known: int) -> bool:
     if known > definition.schema.schema_id:
         raise RoundLostError(
             f"the lake table of {definition.path} already has the columns of schema {known}, but this round began with"
-            f" schema {definition.schema.schema_id}: another tierer committed first"
+            f" schema {definition.schema.schema_id}: another tiering job committed first"
         )
     return known != definition.schema.schema_id
 

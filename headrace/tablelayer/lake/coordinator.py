@@ -1,7 +1,7 @@
 """Client of the server's tiering coordinator: rounds with an epoch and a lease.
 
-The coordinator grants one round per table at a time, so that tierers do not compete. Exactness does not depend on it;
-that comes from the compare-and-set in the lake. Its record of the tiered offsets is a copy, kept so that the log's
+The coordinator grants one round per table at a time, so that tiering jobs do not compete. Exactness does not depend on
+it; that comes from the compare-and-set in the lake. Its record of the tiered offsets is a copy, kept so that the log's
 retention knows how far it may delete.
 """
 
@@ -138,7 +138,7 @@ class ServerCoordinator:
     """Coordinator inside the server, called through the table client."""
 
     def __init__(self, connection: Any, worker: str, token: str | None = None) -> None:
-        """`worker` names this tierer in the server's messages.
+        """`worker` names this tiering job in the server's messages.
 
         `token` is the server's `datalake.tiering.token`; the default is the environment variable
         HEADRACE_TIERING_TOKEN.

@@ -2,8 +2,8 @@
 
 A round is a branch. It is created at the snapshot that was found, filled by one append or MERGE that carries our
 offsets as snapshot properties (`adapter.py`), and then `fast_forward` moves `main` onto it. Iceberg never lets two
-appends conflict, so without this a tierer that was believed dead could add its rows a second time. fast_forward is a
-compare-and-set on `main`; it fails if another commit came in between.
+appends conflict, so without this a tiering job that was believed dead could add its rows a second time. fast_forward is
+a compare-and-set on `main`; it fails if another commit came in between.
 
 Other writers' compaction makes snapshots without the offsets, so the newest ancestor of `main` that has them counts.
 Our own compaction (`iceberg_maintenance.py`) carries them along. Expiry may remove that ancestor; the tag
@@ -152,7 +152,7 @@ class IcebergTable:
     def evolve(self) -> None:
         """Give the lake table the columns that the table has now.
 
-        Raises RoundLostError when it has the columns of a newer schema, which means that another tierer committed;
+        Raises RoundLostError when it has the columns of a newer schema, which means that another tiering job committed;
         LakeError when its fields are not the recorded ones.
         """
         table = self._load()
@@ -234,7 +234,8 @@ class IcebergTable:
             written = self._branch_snapshot(branch)
         if written is None:
             raise LakeError(
-                f"branch {branch} of {self._plain_name} disappeared while it was written: another tierer removed it"
+                f"branch {branch} of {self._plain_name} disappeared while it was written:"
+                " another tiering job removed it"
             )
         return written
 
@@ -316,7 +317,7 @@ class IcebergTable:
                     ) from failure
                 raise RoundLostError(
                     f"{self._plain_name}: main is at snapshot {head}, no longer at {base.head}:"
-                    " another tierer committed first"
+                    " another tiering job committed first"
                 ) from failure
             self.spark.sql(
                 f"ALTER TABLE {self.name} CREATE OR REPLACE TAG `{TIERED_NAME}` AS OF VERSION {snapshot}"
@@ -346,7 +347,7 @@ class IcebergTable:
         return ", ".join(each for each in done if each)
 
     def discard(self, epoch: int) -> None:
-        """See `LakeTable`. Branches of later epochs belong to other tierers and stay."""
+        """See `LakeTable`. Branches of later epochs belong to other tiering jobs and stay."""
         try:
             table = self._load()
             names = [] if table is None else list(table.refs().keySet())

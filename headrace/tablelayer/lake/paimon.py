@@ -3,8 +3,8 @@
 A round is a branch, as with Iceberg. It begins as a copy of the snapshot that was found and takes one commit with our
 offsets in the snapshot's properties (`adapter.py`). The branch's new snapshot then becomes `main`'s next one, if that
 does not exist yet. Paimon's branches share data and manifests with `main`, so the snapshot file is the only difference,
-and creating it is a compare-and-set. Two appends never conflict in Paimon, so without this a tierer that was believed
-dead could add its rows a second time.
+and creating it is a compare-and-set. Two appends never conflict in Paimon, so without this a tiering job that was
+believed dead could add its rows a second time.
 
     commit user, identifier   headrace-tier, the snapshot's own number: Paimon drops a repeated one by itself
 
@@ -19,8 +19,8 @@ On a local folder the compare-and-set is a hard link, which only one process can
 write (`If-None-Match`). Elsewhere it is Paimon's own `FileIO.tryToWriteAtomic`: correct on HDFS, and on other object
 stores as safe as Paimon's own commits.
 
-Writers only append (`write-only`); compaction is ours or the user's (`paimon_maintenance.py`). A tierer that is killed
-before its commit leaves unreferenced files, for Paimon's `remove_orphan_files`.
+Writers only append (`write-only`); compaction is ours or the user's (`paimon_maintenance.py`). A tiering job that is
+killed before its commit leaves unreferenced files, for Paimon's `remove_orphan_files`.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class PaimonTable:
     def evolve(self) -> None:
         """Give the lake table the columns that the table has now.
 
-        Raises RoundLostError when it has the columns of a newer schema, which means that another tierer committed.
+        Raises RoundLostError when it has the columns of a newer schema, which means that another tiering job committed.
         """
         table = self._load()
         if table is not None and needs_evolution(table, self.definition):
@@ -322,7 +322,7 @@ class PaimonTable:
         if written != number:
             raise LakeError(
                 f"branch {branch.snapshotManager().branch()} of {self.name} is at snapshot {written} and not at"
-                f" {number} after its commit: another tierer wrote to it"
+                f" {number} after its commit: another tiering job wrote to it"
             )
         return number
 
@@ -359,7 +359,7 @@ class PaimonTable:
         if ours:  # not needed any more, even if it once was main's
             table.fileIO().deleteQuietly(path)
         raise RoundLostError(
-            f"{self.name}: main is at snapshot {now}, no longer at {head}: another tierer committed first"
+            f"{self.name}: main is at snapshot {now}, no longer at {head}: another tiering job committed first"
         ) from failure
 
     def _put(self, table: Any, path: Any, text: str) -> bool:
@@ -428,7 +428,7 @@ class PaimonTable:
             self.discard(state.epoch)
 
     def discard(self, epoch: int) -> None:
-        """See `LakeTable`. Branches of later epochs belong to other tierers and stay."""
+        """See `LakeTable`. Branches of later epochs belong to other tiering jobs and stay."""
         try:
             table = self._load()
             if table is None:

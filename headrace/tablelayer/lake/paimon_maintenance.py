@@ -6,7 +6,7 @@ the result as a round with the present offsets. Paimon chooses the files to merg
 `full-compaction` it takes every file of a bucket. Expiry uses `snapshot.num-retained.*` and `snapshot.time-retained`.
 
 `expired_partitions` only finds them: Paimon's own expiry would commit without the tiered offsets, and past a round of
-another tierer.
+another tiering job.
 """
 
 from __future__ import annotations

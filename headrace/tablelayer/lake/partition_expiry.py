@@ -10,8 +10,8 @@ has recorded the drop.
 round does, if no other commit came first.
 4. Report it. The server forgets the drops that it has recorded, because the lake has no such rows any more.
 
-A tierer that is killed in between leaves hidden rows, which the next check clears. Rows that arrive late for an expired
-partition make it again, and expire with the next check. Data files go when snapshots expire.
+A tiering job that is killed in between leaves hidden rows, which the next check clears. Rows that arrive late for an
+expired partition make it again, and expire with the next check. Data files go when snapshots expire.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from headrace.tablelayer.spark.jars import SparkSetupError
 from headrace.tablelayer.spark.sessions import activate, session
 
 KEPT_OUT = 3
-"""Exit code of a run with `once` that tiered nothing because another tierer held all of its tables."""
+"""Exit code of a run with `once` that tiered nothing because another tiering job held all of its tables."""
 _NAMES_TOLD = 5
 _KEPT_OUT_OUTCOMES = frozenset({Outcome.BUSY, Outcome.LOST, Outcome.FENCED})
 
@@ -129,7 +129,7 @@ def _run_once(connection: Any, jobs: Sequence[_Job], wanted: _Wanted, report: Ca
     if not chosen or not all(outcome in _KEPT_OUT_OUTCOMES for outcome in outcomes):
         return 0
     report(
-        "nothing was tiered: another tierer holds every selected table. `headrace tables lake` shows its"
+        "nothing was tiered: another tiering job holds every selected table. `headrace tables lake` shows its"
         " rounds; try again when they have ended"
     )
     return KEPT_OUT
@@ -189,7 +189,7 @@ class _RootSession:
 
 
 class _Job:
-    """A lane of the tierer, which has one round at a time."""
+    """A lane of the tiering job, which has one round at a time."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """Tiering round: moves the new changes in a table's log into its lake table, exactly once.
 
 1. Take a round from the coordinator (epoch, lease; a thread renews it).
-2. Find the tiered offsets **in the lake**. Report them to the coordinator if it does not know them: a tierer may have
-died between its commit and its report.
+2. Find the tiered offsets **in the lake**. Report them to the coordinator if it does not know them: a tiering job may
+   have died between its commit and its report.
 3. Pin the log's end offsets. With nothing new, the round ends and changes nothing.
 4. Read the range in the executors: for a PK table the last change of each key, or in its first round the state of its
 key-value store. Write it to a branch together with the new offsets, and move `main` onto the branch if `main` has not
@@ -10,9 +10,9 @@ moved meanwhile.
 5. Report to the coordinator; repeat step 4 until the pinned end, or until the coordinator wants the round to finish.
 6. Expire partitions and snapshots and compact, if the table's options say so; end the round.
 
-A crash at any point leaves either a branch that no reader sees or a complete round. If two tierers run at once, the
-coordinator gives the round to one of them. If both have a round all the same, the lake takes one commit and the other
-tierer learns that it lost.
+A crash at any point leaves either a branch that no reader sees or a complete round. If two tiering jobs run at once,
+the coordinator gives the round to one of them. If both have a round all the same, the lake takes one commit and the
+other tiering job learns that it lost.
 
 One commit has at most `ROUND_ROWS_MAX` changes per bucket, so that memory does not grow with the backlog. A table that
 is further behind takes several commits, and each of them is final.
@@ -45,9 +45,9 @@ class Outcome(StrEnum):
 
     COMMITTED = "committed"
     NOTHING_NEW = "nothing new"
-    BUSY = "another tierer has this table"
-    LOST = "lost to another tierer"
-    FENCED = "fenced by another tierer"
+    BUSY = "another tiering job has this table"
+    LOST = "lost to another tiering job"
+    FENCED = "fenced by another tiering job"
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ _INFERRED = {"BIGINT": BIGINT, "BOOLEAN": BOOLEAN, "DOUBLE": DOUBLE, "FLOAT": DO
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A tiered topic as the tierer sees it."""
+    """A tiered topic as the tiering job sees it."""
 
     name: str
     topic_id: UUID

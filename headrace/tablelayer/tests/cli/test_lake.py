@@ -107,8 +107,8 @@ def test_a_run_that_another_tierer_kept_out_says_so(connection):
     granted = ServerCoordinator(connection, "another").begin(TablePath("default", "tiered"), force=True)
     said = []
     assert run_tiering(connection.bootstrap, tables=["default.tiered"], report=said.append) == KEPT_OUT == 3
-    assert said[0] == "default.tiered: another tierer has this table"
-    assert said[1].startswith("nothing was tiered: another tierer holds every selected table")
+    assert said[0] == "default.tiered: another tiering job has this table"
+    assert said[1].startswith("nothing was tiered: another tiering job holds every selected table")
     said.clear()
     both = ["default.tiered", "default.absent"]
     assert run_tiering(connection.bootstrap, tables=both, report=said.append) == 1

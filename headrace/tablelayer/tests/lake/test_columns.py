@@ -125,7 +125,7 @@ def test_the_lake_follows_every_change_of_the_schema(spark: Any, warehouse: Path
     world.log.add(AFTER, {**rows(world)[0], "z": 1})
     assert world.tier().outcome is Outcome.COMMITTED
     world.table = stale
-    with pytest.raises(RoundLostError, match="another tierer committed first"):
+    with pytest.raises(RoundLostError, match="another tiering job committed first"):
         world.tierer().evolve()
 
 

@@ -105,7 +105,7 @@ def test_one_of_two_paimon_tierers_wins_and_a_late_one_changes_nothing(spark: An
     ]
     assert snapshots == [1, 1]
     other.commit(base, 1, 12)
-    with pytest.raises(RoundLostError, match="another tierer committed first"):
+    with pytest.raises(RoundLostError, match="another tiering job committed first"):
         one.commit(base, 1, 11)
     one.discard(11)
     assert world.lake_rows() == world.read_by_another() == world.log.rows()
@@ -176,7 +176,7 @@ def test_the_lake_follows_every_change_of_the_schema(spark: Any, warehouse: Path
     world.log.add(AFTER, {**rows(world)[0], "z": 1})
     assert world.tier().outcome is Outcome.COMMITTED
     world.table = stale
-    with pytest.raises(RoundLostError, match="another tierer committed first"):
+    with pytest.raises(RoundLostError, match="another tiering job committed first"):
         world.tierer().evolve()
 
 

@@ -308,7 +308,7 @@ def test_one_of_two_iceberg_tierers_wins_without_duplicates(spark: Any, warehous
         for tierer, epoch in ((one, 11), (other, 12))
     ]
     other.commit(base, snapshots[1], 12)
-    with pytest.raises(RoundLostError, match="another tierer committed first"):
+    with pytest.raises(RoundLostError, match="another tiering job committed first"):
         one.commit(base, snapshots[0], 11)
     one.discard(11)
     assert world.lake_rows() == world.log.rows()

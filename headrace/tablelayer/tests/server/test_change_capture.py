@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headrace.tablelayer.tests.server.test_kafka_view import consume, produce
 
 from headrace.protocol.errors import ErrorCode
 from headrace.tablelayer.model.errors import RowError, TableError
@@ -23,6 +22,7 @@ from headrace.tablelayer.model.table.derived import Sample, derive
 from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.server.kafka_view.records_to_rows import from_kafka
 from headrace.tablelayer.tests.server.tables import Table, Tables, tables
+from headrace.tablelayer.tests.server.test_kafka_view import consume, produce
 from headrace.tablelayer.tests.server.test_value_formats import (
     AFTER,
     DEBEZIUM,

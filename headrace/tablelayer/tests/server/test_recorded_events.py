@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headrace.tablelayer.tests.server.test_kafka_view import batch
 
 from headrace.tablelayer.model.table.derived import Sample, derive
 from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.tests.server.tables import Table, tables
+from headrace.tablelayer.tests.server.test_kafka_view import batch
 from headrace.tablelayer.tests.server.test_value_formats import DEBEZIUM
 
 RECORDED = Path(__file__).parent / "recorded"

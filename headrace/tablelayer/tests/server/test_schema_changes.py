@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headrace.tablelayer.tests.server.test_kafka_view import consume, produce
 
 from headrace.tablelayer.model import messages as m
 from headrace.tablelayer.model.errors import TableErrorCode
@@ -31,6 +30,7 @@ from headrace.tablelayer.model.types.column_types import DataType, TypeKind
 from headrace.tablelayer.model.types.text import parse_type
 from headrace.tablelayer.server.limits import Limits
 from headrace.tablelayer.tests.server.tables import Row, Table, replay, tables
+from headrace.tablelayer.tests.server.test_kafka_view import consume, produce
 from simulator.files import copy_as_killed
 
 WIDER = {

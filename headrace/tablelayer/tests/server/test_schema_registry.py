@@ -17,13 +17,13 @@ from typing import Any
 
 import fastavro
 import pytest
-from headrace.tablelayer.tests.server.test_kafka_view import batch, consume, row
 
 from headrace.broker.runtime.ports import SystemThreads
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.tablelayer.model.avro.schema import AvroSchema
 from headrace.tablelayer.server.kafka_view.schema_registry import SchemaRegistries
 from headrace.tablelayer.tests.server.tables import TIMEOUT_MS, Table, run, tables, until
+from headrace.tablelayer.tests.server.test_kafka_view import batch, consume, row
 
 COLUMNS = "id INT, name STRING, price DECIMAL(10, 2), PRIMARY KEY (id) NOT ENFORCED"
 LOCAL = {"schema.registry.allowed.hosts": "127.0.0.1", "schema.registry.request.timeout.ms": str(TIMEOUT_MS)}

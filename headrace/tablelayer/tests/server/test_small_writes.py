@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headrace.tablelayer.tests.server.test_kafka_view import batch
 
 from headrace.protocol.errors import ErrorCode
 from headrace.tablelayer.server import stored_message
 from headrace.tablelayer.server.kafka_view.few_records import BYTES_MAX, COMPRESSED_MAX
 from headrace.tablelayer.server.store.kv import KeyValueStore
 from headrace.tablelayer.tests.server.tables import Table, tables
+from headrace.tablelayer.tests.server.test_kafka_view import batch
 
 COLUMNS = "id BIGINT, v STRING, n DOUBLE"
 KEYED = f"{COLUMNS}, PRIMARY KEY (id) NOT ENFORCED"

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headrace.tablelayer.tests.server.test_kafka_view import batch
 
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.protocol.records.header import iter_headers
@@ -19,6 +18,7 @@ from headrace.tablelayer.server import stored_message
 from headrace.tablelayer.server.store.kv import KeyValueStore
 from headrace.tablelayer.server.store.tablet import Tablet
 from headrace.tablelayer.tests.server.tables import Table, Tables, tables
+from headrace.tablelayer.tests.server.test_kafka_view import batch
 from headrace.tablelayer.tests.server.test_partitions import add, create
 
 COLUMNS = "id BIGINT, p STRING, v STRING, n BIGINT, d DOUBLE, day DATE"

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headrace.tablelayer.tests.server.test_kafka_view import consume
 
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.tablelayer.model import messages as m
@@ -18,6 +17,7 @@ from headrace.tablelayer.server import stored_message
 from headrace.tablelayer.server.limits import Limits
 from headrace.tablelayer.server.store.tablet import Tablet
 from headrace.tablelayer.tests.server.tables import Row, Table, replay, tables
+from headrace.tablelayer.tests.server.test_kafka_view import consume
 
 COLUMNS = "id INT, price DOUBLE, name STRING, PRIMARY KEY (id) NOT ENFORCED"
 
