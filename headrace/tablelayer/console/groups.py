@@ -25,7 +25,7 @@ class Groups:
 
     @get("/api/groups")
     def groups(self) -> dict[str, Any]:
-        """Consumer groups with their lag."""
+        """Consumer groups with their lag, which is null while a partition has no leader."""
         kafka = self._connection.kafka
         listed, ends = [], dict[str, Mapping[int, int]]()
         for each in kafka.list_groups()[:1000]:
@@ -34,10 +34,8 @@ class Groups:
             except KafkaError:
                 continue  # deleted meanwhile
             topics = {topic for topic, _ in group.positions}
-            lag = 0
             ends |= self._ends(topics - ends.keys())
-            for (topic, partition), offset in group.positions.items():
-                lag += max(0, ends[topic].get(partition, offset) - offset)
+            lags = [_lag(ends[topic].get(p), offset) for (topic, p), offset in group.positions.items()]
             listed.append(
                 {
                     "group": each.group,
@@ -45,7 +43,7 @@ class Groups:
                     "protocol": each.protocol_type,
                     "members": len(group.members),
                     "topics": sorted(topics),
-                    "lag": lag,
+                    "lag": None if None in lags else sum(filter(None, lags)),
                 }
             )
         return {"groups": listed}
@@ -78,7 +76,7 @@ class Groups:
                     "partition": partition,
                     "offset": offset,
                     "end_offset": ends[topic].get(partition),
-                    "lag": max(0, ends[topic].get(partition, offset) - offset),
+                    "lag": _lag(ends[topic].get(partition), offset),
                 }
                 for (topic, partition), offset in sorted(found.positions.items())
             ],
@@ -126,6 +124,10 @@ class Groups:
         """Return the ends of partitions that have a leader; nothing for topics that do not exist."""
         ranges = self._connection.kafka.offset_ranges(sorted(topics)) if topics else {}
         return {topic: {p: each.end for p, each in ranges.get(topic, {}).items()} for topic in topics}
+
+
+def _lag(end: int | None, offset: int) -> int | None:
+    return None if end is None else max(0, end - offset)
 
 
 def _moment(text: str) -> int:

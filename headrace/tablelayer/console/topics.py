@@ -21,6 +21,7 @@ from headrace.tablelayer.console.routes import Body, RequestError, Rows, Text, d
 from headrace.tablelayer.console.tails import Tail, follow_topic
 from headrace.tablelayer.console.values import Record, configs_of, record_of
 from headrace.tablelayer.console.wanted import Wanted
+from headrace.tablelayer.model.table.definition import PARTITIONED_BY_CONFIG
 
 RECORDS_MAX: Final = 500
 LOOKED_AT_MAX: Final = 50_000
@@ -109,6 +110,7 @@ class Topics:
             "table": tables_of_topics(self._connection, [topic]).get(topic)
             if found.configs_withheld
             else found.table,
+            "partitioned": PARTITIONED_BY_CONFIG in found.configs,
             "records_per_second": self._history.rates().get(topic),
             "partitions": [
                 {

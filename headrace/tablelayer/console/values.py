@@ -48,6 +48,8 @@ def plain(value: Any) -> Any:
         return base64.b64encode(bytes(value)[:TEXT_MAX]).decode()
     if isinstance(value, Mapping):
         return {str(name): plain(each) for name, each in value.items()}
+    if isinstance(value, list) and value and all(isinstance(each, tuple) for each in value):  # a MAP
+        return {str(plain(key)): plain(each) for key, each in value}
     if isinstance(value, (list, tuple)):
         return [plain(each) for each in value]
     return str(value)

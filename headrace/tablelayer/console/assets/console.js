@@ -56,10 +56,10 @@ async function topics([name, tab]) {
   const fill = async () => {
     const signal = begin(), answer = await ask(`/api/topics${query({ internal })}`, { signal });
     if (signal.aborted) return;
-    list.replaceChildren(listing([["topic", (each) => topicLink(each.name)],
-      ["kind", (each) => (each.table ? tableLink(each.table, kindOf(each)) : kindOf(each)), "", kindOf],
+    list.replaceChildren(listing([["topic", (each) => topicLink(each.name), "name"],
+      ["kind", (each) => (each.table ? tableLink(each.table, kindOf(each)) : kindOf(each)), "short", kindOf],
       ["partitions", (each) => count(each.partitions), "number"],
-      ["health", (each) => (each.offline ? h("span", { class: "bad" }, `${count(each.offline)} without a leader`) : each.under_replicated ? h("span", { class: "bad" }, `${count(each.under_replicated)} not in sync`) : "")],
+      ["health", (each) => (each.offline ? h("span", { class: "bad" }, `${count(each.offline)} without a leader`) : each.under_replicated ? h("span", { class: "bad" }, `${count(each.under_replicated)} not in sync`) : ""), "short"],
       ["log", (each) => size(each.bytes), "number", (each) => each.bytes],
       ["records a second", (each) => count(each.records_per_second), "number", (each) => each.records_per_second]], answer.topics, "Topics", { filter: true, empty: NO_TOPIC }));
   };
@@ -145,8 +145,12 @@ function configs(found) {
 async function tables([name, tab]) {
   if (name) return table(name, tab || "rows");
   const found = (await ask("/api/tables")).tables;
-  return [h("h1", {}, "Tables"), h("section", {}, listing([["table", (each) => tableLink(each.name)], ["database", (each) => each.database]], found, "Tables",
+  return [h("h1", {}, "Tables"), h("section", {}, listing([["table", (each) => tableLink(each.name), "name"], ["database", (each) => each.database]], found, "Tables",
     { filter: true, empty: "There is no table yet. Create one: headrace sql -e \"CREATE TABLE fruit (id INT, name STRING, PRIMARY KEY (id) NOT ENFORCED)\"." }))];
+}
+
+function placesOf({ buckets, partitions, partitioned_by: by }) {
+  return by.length ? `${counted(partitions.length, "partition")} by ${by.join(", ")}` : counted(buckets, "bucket");
 }
 
 async function table(name, tab) {
@@ -154,12 +158,12 @@ async function table(name, tab) {
   const names = [["rows", keyed ? "Rows and changes" : "Rows"], ["columns", "Columns"], ["options", "Options"], ["buckets", "Buckets and partitions"], ["live", "Live changes"], ["plots", "Plots"]];
   if (about.writes) names.push(["write", "Write"]);
   const head = [h("h1", {}, found.name, " ", h("span", { class: "tag" }, keyed ? "primary key" : "log")), tabs(`#/tables/${part(name)}`, names, tab),
-    found.comment ? h("p", {}, found.comment) : "", h("p", { class: "soft" }, `${counted(found.rows, "row")} in ${counted(found.buckets, "bucket")}. As a topic: `, topicLink(found.name))];
+    found.comment ? h("p", {}, found.comment) : "", h("p", { class: "soft" }, `${counted(found.rows, "row")} in ${placesOf(found)}`, ...(found.partitioned_by.length ? [", each of which is a topic."] : [". As a topic: ", topicLink(found.name)]))];
   if (tab === "columns") return [...head, h("section", {}, grid([["column", (each) => each.name, "code"], ["type", (each) => each.type, "code"],
     ["null", (each) => (each.nullable ? "yes" : "no")], ["key", (each) => (each.key ? "primary" : "")], ["comment", (each) => each.comment || ""]], found.columns, "Columns")),
   h("section", {}, h("h2", {}, "Definition"), h("pre", {}, found.sql))];
   if (tab === "options") return [...head, h("section", {}, grid([["option", (each) => each.name, "code"], ["value", (each) => each.value, "code"],
-    ["what it does", (each) => each.documentation || "", "words"]], found.options, "Options"))];
+    ["what it does", (each) => each.documentation || "", "words"]], found.options, "Options", { empty: "No option is set: all have their defaults. SHOW OPTIONS in headrace sql lists them." }))];
   if (tab === "buckets") {
     const topics = found.partitions.length ? found.partitions.map((each) => each.topic) : [found.name];
     const parts = await Promise.all(topics.slice(0, 50).map((each) => ask(`/api/topics/${part(each)}`)));
@@ -228,7 +232,7 @@ function writing(at, keyed) {
 async function groups([name]) {
   if (name) return group(name);
   const found = (await ask("/api/groups")).groups;
-  return [h("h1", {}, "Consumer groups"), h("section", {}, listing([["group", (each) => h("a", { href: `#/groups/${part(each.group)}` }, each.group)], ["state", (each) => each.state],
+  return [h("h1", {}, "Consumer groups"), h("section", {}, listing([["group", (each) => h("a", { href: `#/groups/${part(each.group)}` }, each.group), "name"], ["state", (each) => each.state],
     ["members", (each) => count(each.members), "number"], ["lag", (each) => count(each.lag), "number"], ["topics", (each) => each.topics.join(", ")]], found, "Groups",
     { filter: true, empty: "There is no consumer group yet. One appears as soon as a consumer with a group.id has joined or committed an offset." }))];
 }
@@ -265,7 +269,7 @@ async function lake([name]) {
   const found = (await ask("/api/lake")).entries;
   if (name) return [h("h1", {}, `${name} in the lake`), found.some((each) => each.name === name) ? plotsOf("lake", name, [["Age of the oldest change that is not in the lake", "behind_ms", span]])
     : h("section", {}, h("p", { class: "soft empty" }, `${name} is not tiered to a lake. Set 'table.datalake.enabled' = 'true' for it, and run headrace tier.`))];
-  return [h("h1", {}, "The lake"), h("section", {}, listing([["table or topic", (each) => (each.topic ? topicLink : tableLink)(each.name)], ["format", (each) => each.format],
+  return [h("h1", {}, "The lake"), h("section", {}, listing([["table or topic", (each) => (each.topic ? topicLink : tableLink)(each.name), "name"], ["format", (each) => each.format],
     ["behind", (each) => count(each.behind), "number"], ["oldest", (each) => h("a", { href: `#/lake/${part(each.name)}` }, span(each.behind_ms)), "number", (each) => each.behind_ms], ["freshness", (each) => span(each.freshness_ms), "number"],
     ["last commit (UTC)", (each) => (each.committed_at_ms === null ? "never" : moment(each.committed_at_ms))], ["snapshot", (each) => each.snapshot ?? "", "code"],
     ["commits", (each) => count(each.commits), "number"], ["round", (each) => (each.worker ? `${each.worker}: ${each.doing} (${span(each.round_ms)})` : "none is running")],

@@ -81,12 +81,12 @@ const cellOf = ([title, cell, kind], row) => {
 };
 export const cellsOf = (columns, row) => columns.map((column) => cellOf(column, row));
 
-// columns: [title, (row) => text or node, "number" | "code" | "words" | "act" | ""]. A table of more than three columns, or with
-// one of "words", is a list of cards on a narrow page. `empty`: what to show and to do if there are no rows. `always`: the table, even without rows.
+// columns: [title, (row) => text or node, "number" | "code" | "words" | "name" | "act" | "short" | ""]. A table of more than three columns, or with
+// one of "words", "name" or "act", is a list of cards on a narrow page. `empty`: what to show and to do if there are no rows. `always`: the table, even without rows.
 export function grid(columns, rows, label, { empty = "Nothing here.", always = false, headless = false } = {}) {
   if (!rows.length && !always) return h("p", { class: "soft empty" }, empty);
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label || "Table" },
-    h("table", { class: columns.length > 3 || columns.some(([, , kind]) => kind === "words") ? "as-cards" : headless ? "facts" : null, role: "table" },
+    h("table", { class: columns.length > 3 || columns.some(([, , kind]) => ["words", "name", "act"].includes(kind)) ? "as-cards" : headless ? "facts" : null, role: "table" },
       headless ? "" : h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, columns.map(([title, , kind]) => h("th", { scope: "col", role: "columnheader", class: kind || null }, title)))),
       h("tbody", { role: "rowgroup" }, rows.map((row) => h("tr", { role: "row" }, cellsOf(columns, row))))));
 }

@@ -65,7 +65,7 @@ export function browser(at, found) {
   const filtered = () => key.value || contains.value || condition.value;
   const draw = () => list.replaceChildren(asTable.checked && records.length ? fields() : grid(columns, records, "Records", { empty: filtered()
     ? "No record matches. Change the key, the text or the condition, or begin earlier."
-    : "This topic has no record here. Produce one, or start the live tail and wait." }));
+    : `This topic has no record here. ${found.partitioned ? "The rows of a partitioned table are in the topics of its partitions." : "Produce one, or start the live tail and wait."}` }));
   const live = liveButtons(state, (ended) => {
     begin.stop();
     return liveList({ url: `${at}/tail${query(wanted())}`, state, columns, noun: "record", ended });

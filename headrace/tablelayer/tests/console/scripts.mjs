@@ -63,6 +63,7 @@ const CHECKS = {
     assert.equal(grid([["x", () => ""]], [], "Empty", { empty: "Make one." }).textContent, "Make one.");
     const acts = listing([["word", (row) => row], ["change", () => h("button", {}, "Delete"), "act"]], ["pear", "fig"], "Fruit");
     assert.deepEqual(acts.all("th").map((each) => each.all("button").length), [1, 0]);
+    assert.equal(acts.all("table")[0].attributes.class, "as-cards");
     const bold = h("p", {}, "<b>", null, false, [["nested"]], 0);
     assert.deepEqual([bold.textContent, bold.childNodes.length], ["<b>nested0", 3]);
   },

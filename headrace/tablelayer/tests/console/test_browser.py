@@ -35,12 +35,14 @@ pytestmark = [
     ),
 ]
 HOSTILE = "<img src=x onerror=\"alert('x')\"><script>alert(1)</script>"
+LONG = "a_name_of_a_table_in_a_warehouse_" * 5
 PAGES = (
     "",
     "topics",
     "topics/clicks",
     "topics/clicks/partitions",
     "topics/default.daily.a",
+    f"tables/default.{LONG}",
     "topics/clicks/configs",
     "topics/clicks/plots",
     "topics/clicks/produce",
@@ -95,7 +97,7 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
         connection.execute(
             "CREATE TABLE fruit (id INT, name STRING, big BIGINT, PRIMARY KEY (id) NOT ENFORCED)"
             " COMMENT '<b>bold</b>' WITH ('bucket.num' = '2');"
-            "CREATE TABLE daily (day STRING, n INT) PARTITIONED BY (day)"
+            f"CREATE TABLE {LONG} (id INT); CREATE TABLE daily (day STRING, n INT) PARTITIONED BY (day)"
         )
         connection.table("default.daily").append([{"day": "a", "n": 1}])
         fruit = connection.table("default.fruit")

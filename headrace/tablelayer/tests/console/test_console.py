@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pyarrow as pa
@@ -24,10 +25,13 @@ from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.tablelayer.cli.console import _plan, _query
 from headrace.tablelayer.cli.main import app
 from headrace.tablelayer.client import Connection, UnsupportedRequest, connect, stopping
+from headrace.tablelayer.client.admin.cluster_state import OffsetRange
+from headrace.tablelayer.client.admin.kafka_answers import GroupDescription, GroupListing
 from headrace.tablelayer.client.admin.produce import OutgoingRecord
 from headrace.tablelayer.console.access import Access
 from headrace.tablelayer.console.app import SECURITY_HEADERS, make_app
 from headrace.tablelayer.console.decoding import Decoder
+from headrace.tablelayer.console.groups import Groups
 from headrace.tablelayer.console.history import History, Look, look, rates
 from headrace.tablelayer.console.registry import Registry
 from headrace.tablelayer.console.rights import Rights
@@ -129,6 +133,10 @@ def test_topics_groups_and_brokers_are_shown(get: Any) -> None:
     assert (topics["clicks"]["partitions"], topics["clicks"]["table"]) == (2, None)
     for topic, table in (("default.fruit", "default.fruit"), ("default.daily.a", "default.daily")):
         assert topics[topic]["table"] == get(f"/api/topics/{topic}")["table"] == table
+    partitioned = [
+        get(f"/api/topics/default.{each}")["partitioned"] for each in ("fruit", "daily", "daily.a")
+    ]
+    assert partitioned == [False, True, False]
     assert topics["clicks"]["bytes"] > 0
     assert "__consumer_offsets" not in topics
     assert "__consumer_offsets" in {each["name"] for each in get("/api/topics", internal="true")["topics"]}
@@ -645,10 +653,29 @@ def test_the_page_has_nothing_from_elsewhere_and_nothing_inline() -> None:
             assert word not in text, (path.name, word)
 
 
+def test_the_lag_of_a_partition_without_a_leader_is_unknown() -> None:
+    kafka = SimpleNamespace(
+        list_groups=lambda: [GroupListing("g", "consumer", "Empty")],
+        describe_group=lambda name: GroupDescription(name, "Empty", "", [], {("t", 0): 5, ("t", 1): 5}),
+        offset_ranges=lambda topics: {topics[0]: {0: OffsetRange(0, 9)}},
+    )
+    views = Groups(cast(Any, SimpleNamespace(kafka=kafka)))
+    assert [each["lag"] for each in views.group("g")["positions"]] == [4, None]
+    assert [each["lag"] for each in views.groups()["groups"]] == [None]
+
+
 def test_values_lose_nothing_on_the_way_to_a_browser() -> None:
     assert plain([2**53, 2**53 + 1, -(2**60), True, float("nan"), None, b"\xff"]) == [
         2**53, str(2**53 + 1), str(-(2**60)), True, "nan", None, "/w==",
     ]  # fmt: skip
+    maps = (
+        pa.array([[("a", 2**60)]], pa.map_(pa.string(), pa.int64())),
+        pa.array([[(1, [("b", None)])]], pa.map_(pa.int32(), pa.map_(pa.string(), pa.int32()))),
+    )
+    assert [rows_of(pa.table({"m": each}))["rows"] for each in maps] == [
+        [[{"a": str(2**60)}]],
+        [[{"1": {"b": None}}]],
+    ]
     cut = text_of("é".encode() * 40_000)
     assert cut is not None
     assert (cut["encoding"], cut["size"], set(cut["text"])) == ("utf-8", 80_000, {"é"})
