@@ -71,7 +71,7 @@ def _show(found: ClusterDescription) -> None:
         reason = (
             "its replicas are alive, but none is known to have all records"
             if (topic, partition) in found.not_eligible
-            else "its broker is not alive"
+            else "no broker that has a replica of it is alive"
         )
         typer.echo(f"  {topic}-{partition} has no leader: {reason}")
     if len(found.offline) > NAMED_MAX:
@@ -79,8 +79,9 @@ def _show(found: ClusterDescription) -> None:
     if found.under_replicated:
         verb = "has" if len(found.under_replicated) == 1 else "have"
         typer.echo(
-            f"{counted(len(found.under_replicated), 'partition')} {verb} replicas that are not in sync,"
-            f" {len(found.under_min_isr)} fewer in sync than min.insync.replicas"
+            f"{counted(len(found.under_replicated), 'partition')} {verb} replicas that are not in sync;"
+            f" {len(found.under_min_isr)} {'has' if len(found.under_min_isr) == 1 else 'have'} fewer in sync than"
+            " min.insync.replicas"
         )
 
 

@@ -119,7 +119,7 @@ def describe(
             each.name,
             _shown(each.value, each.is_sensitive),
             each.source,
-            "no" if each.is_read_only else "yes",
+            not each.is_read_only,
             each.documentation,
         )
         for each in found

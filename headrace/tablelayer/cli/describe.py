@@ -8,21 +8,22 @@ import typer
 
 from headrace.tablelayer.cli.options import Format
 from headrace.tablelayer.cli.output import json_row, write_rows
+from headrace.tablelayer.cli.words import counted
 from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.types.values import literal_sql
 
 _COLUMNS = ("column", "type", "nullable", "default", "key", "comment")
 
 
-def _rows(definition: StoredTable) -> list[tuple[str, ...]]:
+def _rows(definition: StoredTable) -> list[tuple[str | bool | None, ...]]:
     return [
         (
             column.name,
             str(column.type),
-            "yes" if column.nullable else "no",
-            "" if column.default is None else literal_sql(column.default, column.type),
+            column.nullable,
+            None if column.default is None else literal_sql(column.default, column.type),
             _key(definition, column.name),
-            column.comment or "",
+            column.comment,
         )
         for column in definition.schema.columns
     ]
@@ -47,18 +48,21 @@ def definition_object(definition: StoredTable) -> dict[str, Any]:
 
 def describe_definition(definition: StoredTable, output: Format) -> None:
     """Show columns as rows; in table format also the properties of the whole table below."""
-    write_rows(_COLUMNS, _rows(definition), output)
+    rows = _rows(definition)
+    if output is Format.TABLE:
+        rows = [tuple("" if value is None else value for value in row) for row in rows]
+    write_rows(_COLUMNS, rows, output)
     if output is not Format.TABLE:
         return
     if definition.comment:
         typer.echo(f"comment: {definition.comment}")
     by = f" by {', '.join(definition.bucket_key)}" if definition.bucket_key else ""
-    typer.echo(f"{definition.bucket_count} bucket{'s' if definition.bucket_count != 1 else ''}{by}")
+    typer.echo(f"{counted(definition.bucket_count, 'bucket')}{by}")
     if definition.partition_keys:
         typer.echo(f"partitioned by {', '.join(definition.partition_keys)}")
     for name, value in definition.options.items():
         typer.echo(f"  '{name}' = '{value}'")
-    altered = f", altered {len(definition.history)} times" if definition.history else ""
+    altered = f", altered {counted(len(definition.history), 'time')}" if definition.history else ""
     typer.echo(f"id {definition.table_id}, schema {definition.schema.schema_id}{altered}")
 
 

@@ -320,7 +320,7 @@ def refused(
             each.partition,
             each.index if each.index >= 0 else None,
             each.code,
-            "yes" if each.dead_letter else "no",
+            each.dead_letter,
             each.reason,
         )
         for table in found

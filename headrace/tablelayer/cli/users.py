@@ -40,7 +40,9 @@ def list_users(output: FormatOption = Format.TABLE, server: ServerOption = DEFAU
     from headrace.tablelayer.cli.output import write_rows
 
     with open_connection(server) as connection:
-        rows = [(user.name, ", ".join(user.mechanisms)) for user in connection.security.list_users()]
+        found = connection.security.list_users()
+    as_json = output is Format.JSON
+    rows = [(each.name, list(each.mechanisms) if as_json else ", ".join(each.mechanisms)) for each in found]
     write_rows(("user", "mechanisms"), rows, output)
 
 

@@ -84,8 +84,17 @@ def keys(value: Any) -> Iterator[str]:
             yield from keys(each)
 
 
+def texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from texts(each)
+
+
 @pytest.mark.slow
-def test_the_keys_of_all_json_are_in_snake_case(serve: Callable[..., Served], tmp_path: Path) -> None:
+def test_all_json_has_keys_in_snake_case_and_values_of_its_own_types(
+    serve: Callable[..., Served], tmp_path: Path
+) -> None:
     sets = (
         "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users=User:ANONYMOUS",
@@ -126,6 +135,9 @@ def test_the_keys_of_all_json_are_in_snake_case(serve: Callable[..., Served], tm
         assert told, f"{line} says nothing"
         if found := {key for key in keys(told) if not SNAKE_CASE.fullmatch(key)}:
             wrong[line] = found
+        found = {"yes", "no", "SCRAM-SHA-256, SCRAM-SHA-512"} & set(texts(told))
+        if found and not line.startswith("sql"):  # its columns are texts
+            wrong[line] = found  # instead of true, false, and a list
     assert wrong == {}
 
 
