@@ -42,8 +42,8 @@ def cluster_object(found: ClusterDescription) -> dict[str, object]:
     }
 
 
-def health_reasons(found: ClusterDescription, at_least: int = 1) -> list[str]:
-    """Return the reasons why a cluster is not healthy."""
+def health_reasons(found: ClusterDescription, at_least: int = 1, *, named: int = NAMED_MAX) -> list[str]:
+    """Return the reasons why a cluster is not healthy, each with at most `named` partitions."""
     reasons = [missing_text(each) for each in found.missing]
     if found.controller < 0:
         reasons.append("there is no controller")
@@ -55,10 +55,10 @@ def health_reasons(found: ClusterDescription, at_least: int = 1) -> list[str]:
         (found.under_replicated, "with replicas that are not in sync"),
     ):
         if places:
-            reasons.append(f"{counted(len(places), 'partition')} {what}: {_named(places)}")
+            reasons.append(f"{counted(len(places), 'partition')} {what}: {_named(places, named)}")
     return reasons
 
 
-def _named(places: Sequence[tuple[str, int]]) -> str:
-    more = f" and {len(places) - NAMED_MAX} more" if len(places) > NAMED_MAX else ""
-    return ", ".join(f"{topic}-{partition}" for topic, partition in places[:NAMED_MAX]) + more
+def _named(places: Sequence[tuple[str, int]], most: int) -> str:
+    more = f" and {len(places) - most} more" if len(places) > most else ""
+    return ", ".join(f"{topic}-{partition}" for topic, partition in places[:most]) + more

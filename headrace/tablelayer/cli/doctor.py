@@ -88,8 +88,14 @@ def examine(server: str, data: Path | None, listen: str | None, output: Format) 
         found += data_directory(data, running)
     if listen is not None:
         found += free_address(listen, running)
-    rows = [(each.check, each.verdict.value, each.what, each.advice) for each in found]
-    write_rows(("check", "verdict", "what", "what to do"), rows, output)
+    if output is Format.TABLE:
+        for each in found:
+            typer.echo(f"{each.verdict.value:7}  {each.check}: {each.what}")
+            if each.advice:
+                typer.echo(f"{'':7}  -> {each.advice}")
+    else:
+        rows = [(each.check, each.verdict.value, each.what, each.advice) for each in found]
+        write_rows(("check", "verdict", "what", "what to do"), rows, output)
     problems = sum(each.verdict is Verdict.PROBLEM for each in found)
     warnings = sum(each.verdict is Verdict.WARNING for each in found)
     if output is Format.TABLE:

@@ -15,6 +15,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, time
 from decimal import Decimal
+from itertools import islice
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
@@ -272,7 +273,7 @@ def write_rows(
     is_terminal = sys.stdout.isatty()
     sys.stdout.writelines(
         _table(list(map(visible, names)), columns, numeric or [False] * len(names),
-               get_terminal_size().columns if is_terminal else None)
+               get_terminal_size().columns if is_terminal else None, wraps=keys is None)
     )  # fmt: skip
 
 
@@ -282,15 +283,22 @@ def _table(
     numeric: Sequence[bool],
     room: int | None,
     gap: tuple[int, str] | None = None,
+    *,
+    wraps: bool = False,
 ) -> Iterator[str]:
     """Yield the lines of a table.
 
-    `room`: columns of the terminal, None for a pipe. `gap`: (row number, line to insert before it).
+    `room`: columns of the terminal, None for a pipe. `gap`: (row number, line to insert before it). `wraps`: each word
+    of a name may have a line of its own.
     """
     texts = [
         ["NULL" if value is None else visible(plain_text(value)) for value in column] for column in columns
     ]
     widths = [max(map(_width, (name, *column))) for name, column in zip(names, texts, strict=True)]
+    heads = [[name] for name in names]
+    if wraps and room is not None and sum(widths) + 2 * (len(widths) - 1) > room:
+        heads = [name.split(" ") for name in names]
+        widths = [max(map(_width, (*head, *column))) for head, column in zip(heads, texts, strict=True)]
     if room is not None:
         texts = [
             [f"\x1b[2m{text}\x1b[0m" if value is None else text for text, value in zip(*both, strict=True)]
@@ -303,12 +311,13 @@ def _table(
                 yield gap[1] + "\n"
             yield from _record(names, row, number + 1)
         return
+    high = max(map(len, heads), default=1)
     padded = [
-        [_padded(text, width, right) for text in (name, *column)]
-        for name, column, width, right in zip(names, texts, widths, numeric, strict=True)
+        [_padded(text, width, right) for text in (*[""] * (high - len(head)), *head, *column)]
+        for head, column, width, right in zip(heads, texts, widths, numeric, strict=True)
     ]
     lines = ("  ".join(row).rstrip() + "\n" for row in zip(*padded, strict=True))
-    yield next(lines)
+    yield from islice(lines, high)
     yield "─" * total + "\n"
     for number, line in enumerate(lines):
         if gap is not None and number == gap[0]:

@@ -248,7 +248,7 @@ def _shown(
         )
         for each in used
     ]
-    parts += [Text(each, style="bold red") for each in health_reasons(cluster)]
+    parts += [Text(each, style="bold red") for each in health_reasons(cluster, named=3)]
     titles = ["topic or table", "partitions", "without leader", "end offsets", "records/s"]
     table = _grid([*titles, "lake behind", "lake lag"] if tiered else titles, ["lake"] if tiered else [])
     for rate in topics:

@@ -77,7 +77,11 @@ def list_topics(
         "offsets kept",
         "id",
     )
-    write_rows(names, rows, output, numeric=(False, False, True, True, True, True, True, False))
+    shown = len(names) - (
+        output is Format.TABLE
+    )  # ids are long, and for programs: `topics describe` has them
+    numeric = (False, False, True, True, True, True, True, False)
+    write_rows(names[:shown], [row[:shown] for row in rows], output, numeric=numeric[:shown])
 
 
 def _kind(name: str, table: str | None, *, internal: bool) -> str:

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import socket
 import stat
 
@@ -12,6 +13,7 @@ from headrace.tablelayer.cli import doctor
 from headrace.tablelayer.cli.doctor import Verdict
 from headrace.tablelayer.client import connect
 from headrace.tablelayer.client.admin.databases import ServerProcess
+from simulator.ports import free_port
 
 _numbers = itertools.count()
 
@@ -175,6 +177,12 @@ def test_a_table_without_a_lake_is_told_by_the_doctor_and_in_the_log(
             return [each["what"] for each in found if each["check"] == "lake"]
 
         eventually(lambda: any(each.startswith("the lake of default.kept is ") for each in late()))
+
+
+def test_the_doctor_tells_people_a_line_for_each_finding(headrace):
+    told = headrace("doctor", "--server", f"127.0.0.1:{free_port()}").stdout
+    assert re.search(r"(?m)^ok       numpy: [\d.]+$", told)
+    assert re.search(r"(?m)^problem  server: .*\n         -> headrace serve --data DIR", told)
 
 
 def test_the_doctor_finds_a_wrong_advertised_address_and_a_directory_in_use(headrace, serve, tmp_path):

@@ -147,6 +147,13 @@ def test_a_table_too_wide_for_the_terminal_has_a_line_per_column():
     ]  # fmt: skip
 
 
+def test_names_of_a_command_are_wrapped_before_a_table_is_too_wide():
+    names, columns = ["topic", "under replicated"], [("clicks",), (3,)]
+    shown = "".join(output._table(names, columns, [False, True], 20, wraps=True)).splitlines()
+    assert shown == ["             under", "topic   replicated", "──────────────────", "clicks           3"]
+    assert "".join(output._table(names, columns, [False, True], 20)).startswith("─ row 1 ")
+
+
 def test_topics_are_created_listed_described_tailed_and_deleted(headrace):
     done = headrace("topics", "create", "clicks", "--partitions", "2", "--set", "retention.ms=3600000")
     assert (done.exit_code, done.stdout) == (0, "topic clicks has 2 partitions\n")
