@@ -126,6 +126,22 @@ class _Arrived:
     last: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The part of a table that a scan reads, apart from its beginning and end."""
+
+    columns: Sequence[str] | None = None
+    """None: all."""
+    buckets: Sequence[int] | None = None
+    """None: all, also those that are added."""
+    poll_timeout: float | None = None
+    """Seconds without a row after which the scan ends; None: never."""
+    condition: bytes | None = None
+    """An encoded filter (`model.filters.encode_filter`)."""
+    row_filter: bool = True
+    """Whether the server drops rows by `condition`; otherwise it only skips batches."""
+
+
 class PartScan:
     """The stream of one part, as the module describes. `tablelayer.client.table.scan` makes it for callers."""
 
@@ -133,19 +149,15 @@ class PartScan:
         self,
         cluster: Cluster,
         definition: StoredTable,
+        selection: Selection,
         *,
-        columns: Sequence[str] | None = None,
-        start: str | int | Mapping[int, int] = "full",
-        until: str | Mapping[int, int] | None = None,
-        buckets: Sequence[int] | None = None,
-        poll_timeout: float | None = None,
-        as_of: Moment | None = None,
-        condition: bytes | None = None,
-        row_filter: bool = True,
+        start: str | int | Mapping[int, int],
+        until: str | Mapping[int, int] | None,
+        as_of: Moment | None,
     ) -> None:
-        """Make a scan; `condition` is an encoded filter (`model.filters.encode_filter`)."""
-        self._condition = condition
-        self._row_filter = condition is not None and row_filter
+        columns, buckets = selection.columns, selection.buckets
+        self._condition = selection.condition
+        self._row_filter = selection.condition is not None and selection.row_filter
         self._cluster = cluster
         self._config = cluster.config
         self._definition = definition
@@ -163,7 +175,7 @@ class PartScan:
         self._is_whole = chosen is None or len(chosen) == len(definition.schema.columns)
         self._start = start
         self._until = until
-        self._poll_timeout = poll_timeout
+        self._poll_timeout = selection.poll_timeout
         self._as_of = as_of
         self._states_at: Mapping[int, int] = {}
         self._wanted = self._choose(buckets)

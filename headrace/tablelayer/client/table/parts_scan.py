@@ -17,7 +17,7 @@ from typing import Any
 from uuid import UUID
 
 from headrace.tablelayer.client.read.offsets import Moment
-from headrace.tablelayer.client.read.part_scan import PartScan, ScanBatch
+from headrace.tablelayer.client.read.part_scan import PartScan, ScanBatch, Selection
 from headrace.tablelayer.client.read.reader import Reader
 from headrace.tablelayer.client.table.parts import Parts
 from headrace.tablelayer.client.wire.cluster import Cluster
@@ -59,34 +59,25 @@ class PartsScan:
         self,
         cluster: Cluster,
         parts: Parts,
+        selection: Selection,
+        *,
         start: str | int | Mapping[str, Mapping[int, int]],
         until: str | Mapping[str, Mapping[int, int]] | None,
         as_of: int | datetime | Mapping[str, Mapping[int, int]] | None,
-        *,
-        columns: Sequence[str] | None,
-        buckets: Sequence[int] | None,
-        poll_timeout: float | None,
-        condition: bytes | None,
-        row_filter: bool,
     ) -> None:
         self._cluster = cluster
         self._config = cluster.config
         self._parts = parts
-        self._asked: dict[str, Any] = {
-            "columns": columns,
-            "buckets": buckets,
-            "condition": condition,
-            "row_filter": row_filter,
-        }
-        self._buckets = buckets
-        self._poll_timeout = poll_timeout
+        self._selection = replace(selection, poll_timeout=None)
+        self._buckets = selection.buckets
+        self._poll_timeout = selection.poll_timeout
         self._from = start
         self._to = until
         self._moments = as_of
         self._children: dict[str, _Child] = {}
         self._queue: asyncio.Queue[_Arrived] = asyncio.Queue(_READ_AT_ONCE)
         self._gate = None if until is None else asyncio.Semaphore(_READ_AT_ONCE)
-        Reader(cluster, parts.definition).project(columns)  # raises for an unknown column at once
+        Reader(cluster, parts.definition).project(selection.columns)  # raises for an unknown column at once
 
     has_arrived = False
     """Whether `take_arrived` may have a batch. Here only `run` gives batches."""
@@ -241,7 +232,7 @@ class PartsScan:
         self, partition: Partition, start: Any, until: Mapping[int, int] | None, as_of: Moment | None = None
     ) -> None:
         definition = self._definition_of(partition)
-        scan = PartScan(self._cluster, definition, start=start, until=until, as_of=as_of, **self._asked)
+        scan = PartScan(self._cluster, definition, self._selection, start=start, until=until, as_of=as_of)
         known = dict(start) if isinstance(start, Mapping) else {}
         child = _Child(partition.name, partition.table_id, scan, known)
         self._children[partition.name] = child

@@ -15,6 +15,7 @@ from headrace.tablelayer.client.names import several
 from headrace.tablelayer.client.read.answers import reorder
 from headrace.tablelayer.client.read.frames import to_pandas, to_polars
 from headrace.tablelayer.client.read.offsets import AnyMoment, Moment
+from headrace.tablelayer.client.read.part_scan import Selection
 from headrace.tablelayer.client.read.state import KeyBound, snapshot_pieces
 from headrace.tablelayer.client.table.parts import Part, Parts
 from headrace.tablelayer.client.table.scan import AsyncScan, Start, Until
@@ -74,14 +75,10 @@ class Reads:
         return AsyncScan(
             self._table.cluster,
             self._table.parts,
-            columns=columns,
+            Selection(columns, buckets, poll_timeout, self._table.condition(filter), row_filter),
             start=start,
             until=until,
-            buckets=buckets,
-            poll_timeout=poll_timeout,
             as_of=as_of,
-            condition=self._table.condition(filter),
-            row_filter=row_filter,
             united=self._table.united,
             wanted=filter,
             is_whole=start == "full" and as_of is None,
@@ -143,10 +140,9 @@ class Reads:
             scan = AsyncScan(
                 self._table.cluster,
                 alone,
-                columns=columns,
+                Selection(columns, condition=condition),
                 start="earliest",
                 until=until,
-                condition=condition,
             )
             async with scan:
                 batches = [piece.batch async for piece in scan]
@@ -188,10 +184,9 @@ class Reads:
             scan = AsyncScan(
                 self._table.cluster,
                 self._table.parts,
-                columns=columns,
+                Selection(columns, condition=condition),
                 start=start,
                 until="latest",
-                condition=condition,
             )
             async with scan:
                 async for piece in scan:

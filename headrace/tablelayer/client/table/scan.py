@@ -10,7 +10,7 @@ Keep them anywhere, or commit them under a consumer group's name.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from time import monotonic
 from typing import Any, Final
@@ -21,7 +21,7 @@ import pyarrow as pa
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.tablelayer.client.errors import ClientError
 from headrace.tablelayer.client.read.offsets import AnyMoment
-from headrace.tablelayer.client.read.part_scan import PartScan, ScanBatch, seen
+from headrace.tablelayer.client.read.part_scan import PartScan, ScanBatch, Selection, seen
 from headrace.tablelayer.client.read.reader import Reader
 from headrace.tablelayer.client.table.parts import WHOLE, Parts
 from headrace.tablelayer.client.table.parts_scan import PartsScan
@@ -51,23 +51,19 @@ class AsyncScan:
         self,
         cluster: Cluster,
         parts: Parts,
+        selection: Selection,
         *,
-        columns: Sequence[str] | None = None,
-        start: Start = "full",
-        until: Until = None,
-        buckets: Sequence[int] | None = None,
-        poll_timeout: float | None = None,
+        start: Start,
+        until: Until,
         as_of: AnyMoment | None = None,
-        condition: bytes | None = None,
-        row_filter: bool = True,
         united: United | None = None,
         wanted: FilterLike = None,
         is_whole: bool = False,
     ) -> None:
-        """Make a scan; `condition` is an encoded filter (`model.filters.encode_filter`).
+        """Make a scan. `united` gives rows of the lake; `wanted` is their filter.
 
-        `united` gives rows of the lake; `wanted` is their filter. They are those that left the log of a log table
-        before the scan read them. With `is_whole` the scan also begins with them, if the log lacks its beginning.
+        They are those that left the log of a log table before the scan read them. With `is_whole` the scan also begins
+        with them, if the log lacks its beginning.
         """
         definition = parts.definition
         check_as_of(as_of, start, definition)
@@ -80,26 +76,19 @@ class AsyncScan:
                 (as_of, "as_of"),
             )
         ]
-        asked: dict[str, Any] = {
-            "columns": columns,
-            "buckets": buckets,
-            "poll_timeout": poll_timeout,
-            "condition": condition,
-            "row_filter": row_filter,
-        }
 
         def source(begin: Any, until: Any = places[1]) -> PartScan | PartsScan:
             ends, definition = [begin, until, places[2]], parts.definition
             if definition.is_partitioned:
-                return PartsScan(cluster, parts, *ends, **asked)
+                return PartsScan(cluster, parts, selection, start=ends[0], until=ends[1], as_of=ends[2])
             own = [place.get(WHOLE, {}) if isinstance(place, Mapping) else place for place in ends]
-            return PartScan(cluster, definition, start=own[0], until=own[1], as_of=own[2], **asked)
+            return PartScan(cluster, definition, selection, start=own[0], until=own[1], as_of=own[2])
 
         self._source = source(places[0])
         self._source_from = source
         self._united = united if united is not None and united.is_possible else None
         self._is_whole = is_whole
-        self._asked = (definition, columns, buckets, wanted)
+        self._asked = (definition, selection.columns, selection.buckets, wanted)
         self._stream: AsyncGenerator[ScanBatch, None] | None = None
         self._next: asyncio.Future[ScanBatch | None] | None = None
         self._turn_ends = 0.0
