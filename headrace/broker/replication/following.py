@@ -280,6 +280,8 @@ class Follower:
         log.begin_after(manifest.end_offset, log_start_offset, manifest.epochs(), producers)
         log.follow()
         self.high_watermark = log.log_end_offset  # nothing else is copied
+        if self.hooks is not None:
+            self.hooks.advanced()
 
     def _truncate(self, epoch: int, end_offset: int) -> None:
         log = self.log

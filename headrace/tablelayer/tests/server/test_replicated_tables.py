@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from headrace.broker.replication.following import Follower
 from headrace.broker.replication.leading import ReplicatedPartition
 from headrace.broker.replication.progress import Progress
 from headrace.broker.runtime.ports import SetNode
@@ -822,10 +823,23 @@ async def not_now(*_: Any) -> None:
     raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "not now")
 
 
+@pytest.mark.parametrize("is_empty", [True, False])
 async def test_a_replica_whose_changes_are_in_remote_storage_alone_copies_the_store_and_can_lead(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_empty: bool
 ) -> None:
-    """It comes back with an empty disk, when the others' logs no longer have the changes that it lacks."""
+    """It comes back with an empty disk, or with an old store that is at rest, when the others' logs no longer have the
+    changes that it lacks.
+    """
+    go_on = Follower.go_on_behind_remote
+
+    async def go_on_at_rest(follower: Follower) -> None:
+        standby = follower.hooks
+        assert isinstance(standby, Standby)
+        await until(lambda: standby.store is not None and bool(standby._moved._waiters))
+        await go_on(follower)
+
+    if not is_empty:
+        monkeypatch.setattr(Follower, "go_on_behind_remote", go_on_at_rest)
     remote_log = {
         "remote.log.storage.system.enable": "true",
         "remote.log.storage.directory": str(tmp_path / "remote"),
@@ -844,8 +858,13 @@ async def test_a_replica_whose_changes_are_in_remote_storage_alone_copies_the_st
         expected: dict[int, int] = {}
         leader = await in_sync(cluster, {1, 2, 3})
         away = leader % 3 + 1
+        if not is_empty:
+            expected[0] = 0
+            await put(await led(cluster, made, {1, 2, 3}), {0: 0})
+            await until(lambda: standby_at(cluster, away).applied_rows == 1)
         await cluster.stop(away)
-        shutil.rmtree(folder / str(away))
+        if is_empty:
+            shutil.rmtree(folder / str(away))
         table = await led(cluster, made, {1, 2, 3} - {away})
         for number in range(20):
             expected[number % 7] = number
