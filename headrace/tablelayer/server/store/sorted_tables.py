@@ -241,16 +241,10 @@ class SortedTables:
         )  # so that the limit of rows alone is never reached by all entries
         addresses, lengths = np.empty(count, np.int64), np.empty(count, np.int64)
         last = np.empty(longest + kernels.SLACK, np.uint8)
+        upper_bytes = bytes_array((bound or b"") + bytes(kernels.SLACK))
         found, last_length, outcome = kernels.merge(
-            all_places,
-            ends,
-            np.array(starts, np.int64),
-            longest,
-            bytes_array(lower),
-            bytes_array((bound or b"") + bytes(kernels.SLACK)),
-            bound is not None,
-            is_inclusive,
-            sequence,
+            kernels.RunBlocks(all_places, ends, np.array(starts, np.int64), longest),
+            kernels.Bounds(bytes_array(lower), upper_bytes, bound is not None, is_inclusive, sequence),
             np.array(
                 [count, limits.value_bytes, limits.made_bytes, limits.width, limits.expansion], np.int64
             ),

@@ -12,7 +12,7 @@ these are equal. Callers keep the memory at all addresses, with `SLACK` readable
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -320,17 +320,32 @@ def smallest(cursors: Table, words: Words) -> Int64:
     return best
 
 
+class RunBlocks(NamedTuple):
+    """Checked blocks of sorted runs. Those of run i are `run_starts[i]` to `run_starts[i + 1]`, in key order."""
+
+    places: Indices
+    ends: Indices
+    run_starts: Indices
+    key_bytes: int
+    """Length of the longest key."""
+
+
+class Bounds(NamedTuple):
+    """The rows that a merge looks for: not below `lower` and, if `is_bounded`, below or up to `upper`."""
+
+    lower: Bytes
+    upper: Bytes
+    """The key, and `SLACK` more bytes."""
+    is_bounded: bool
+    is_inclusive: bool
+    sequence: int
+    """Entries with a larger sequence number do not count."""
+
+
 @njit(cache=True, nogil=True)
 def merge(
-    places: Indices,
-    ends: Indices,
-    run_starts: Indices,
-    key_bytes: int,
-    lower: Bytes,
-    upper: Bytes,
-    is_bounded: bool,
-    is_inclusive: bool,
-    sequence: int,
+    blocks: RunBlocks,
+    bounds: Bounds,
     limits: Indices,
     out_addresses: Indices,
     out_lengths: Indices,
@@ -339,15 +354,15 @@ def merge(
 ) -> tuple[Int64, Int64, Int64]:
     """Merge runs of blocks into the rows that a snapshot has, in key order.
 
-    The blocks of run i are `run_starts[i]` to `run_starts[i + 1]`, in key order. `key_bytes` is the longest key.
-    Rows are not below `lower`, and, if `is_bounded`, below or up to `upper`, which has `SLACK` more bytes. Entries with
-    a sequence number above `sequence` do not count. `limits` are rows, bytes of values, bytes of rows in Arrow's form,
-    and the width and the factor of these (`RowCost`); the row that reaches a limit is included. `last` becomes the
-    key of the last row that was looked at. `keys` has `runs * (key_bytes + SLACK) + SLACK` bytes: only its address is
-    used, so that memory made here would be freed after the last use of its name.
+    `limits` are rows, bytes of values, bytes of rows in Arrow's form, and the width and the factor of these
+    (`RowCost`); the row that reaches a limit is included. `last` becomes the key of the last row that was looked at.
+    `keys` has `runs * (key_bytes + SLACK) + SLACK` bytes: only its address is used, so that memory made here would be
+    freed after the last use of its name.
 
     Return (rows or UNKNOWN, length of `last`, ENDED or FULL).
     """
+    places, ends, run_starts, key_bytes = blocks
+    lower, upper, is_bounded, is_inclusive, sequence = bounds
     runs = len(run_starts) - 1
     capacity = key_bytes + SLACK
     cursors = np.zeros((runs, CURSOR_FIELDS), np.int64)
@@ -507,15 +522,8 @@ def warm() -> None:
     limits = np.zeros(5, np.int64)
     run_starts = np.zeros(1, np.int64)
     merge(
-        nothing,
-        nothing,
-        run_starts,
-        0,
-        sealed_bytes,
-        sealed_bytes,
-        False,
-        False,
-        0,
+        RunBlocks(nothing, nothing, run_starts, 0),
+        Bounds(sealed_bytes, sealed_bytes, False, False, 0),
         limits,
         nothing,
         nothing,
