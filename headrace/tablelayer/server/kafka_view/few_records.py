@@ -11,6 +11,7 @@ The cost is limited before it is paid: `FEW_RECORDS` records, `BYTES_MAX` bytes,
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -47,6 +48,8 @@ CELLS_MAX: Final = 512
 _OP_FIELD: Final = "__op"
 _NOT_DELETED: Final = (b"", b"null", b"false", b'"false"')
 _NOT_A_DELETE: Final = (b"", b"null", b'"c"', b'"u"', b'"r"')
+_ESCAPED: Final = re.compile(r'["\\\x00-\x1f]')
+"""Characters that JSON escapes in a name. msgspec's objects cannot have such names."""
 _KNOWN_MAX: Final = 256
 _SCHEMAS_MAX: Final = 16
 """Maximum number of schemas around records of which a table keeps the readers."""
@@ -264,6 +267,7 @@ def _is_few(definition: TableDefinition) -> bool:
         or any(column.type.is_nested for column in schema.columns)
         or schema.primary_key == (MONGO_ID,)
         or {"schema", "payload"} & set(schema.primary_key)
+        or any(map(_ESCAPED.search, (*schema.names, settings.kafka_deleted_field or "")))
         or len(schema.columns) + len(schema.primary_key) > CELLS_MAX
     )
 

@@ -135,6 +135,19 @@ def test_every_form_of_a_value_is_that_of_arrays(value: bytes, more: str) -> Non
     is_same(table("id BIGINT, v STRING", **options), [(None, value)])
 
 
+@pytest.mark.parametrize("name", ['qu"ote', "back\\slash", '"', "Größe", "😀", "a.b", " x y", "f0", "f1"])
+def test_a_column_of_any_name_is_read(name: str) -> None:
+    """msgspec has no objects whose names JSON escapes: arrays read them."""
+    definition = table(f"id INT, `{name}` STRING, PRIMARY KEY (id) NOT ENFORCED".replace("` x", "`x"))
+    name = definition.schema.names[1]
+    pairs: list[Pair] = [(None, json.dumps({"id": 1, name: "v"}).encode())]
+    assert (reader_of(definition) is None) == ('"' in name or "\\" in name)
+    found = by_arrays(definition, pairs)
+    assert found is not None
+    if reader_of(definition) is not None:
+        assert is_same(definition, pairs)
+
+
 @pytest.mark.parametrize("name", ["kinds", "moments"])
 def test_recorded_events_with_schemas_are_those_of_arrays(name: str) -> None:
     events = recorded(name)
