@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from threading import Lock
 from typing import Any
 from uuid import uuid4
@@ -161,6 +161,21 @@ def _close_running() -> None:
             database.close()
 
 
+def check_names(table: str, names: Iterable[str], read: Collection[str] | None) -> None:
+    """Raise SqlError for columns that a query may read (`read`: names in lower case, None: all of them) if DuckDB takes
+    their names for the same one.
+    """
+    seen: dict[bytes, str] = {}
+    for name in names:
+        folded = name.encode().lower()  # DuckDB folds ASCII only
+        if folded in seen and (read is None or name.lower() in read):
+            raise SqlError(
+                f"{table} has the columns '{seen[folded]}' and '{name}', which DuckDB does not tell apart: rename"
+                " one of them, or read the table by the client"
+            )
+        seen[folded] = name
+
+
 class Engine:
     """One query over `sources`, by their names in the query. `before` is a word before the query: SUMMARIZE."""
 
@@ -173,6 +188,8 @@ class Engine:
         self._sources = sources
         self._names = {name: f"table_{index}" for index, name in enumerate(sources)}
         known = {name: source.types for name, source in sources.items() if source.types is not None}
+        for name, schema in known.items():
+            check_names(name, schema.names, select.columns_read.get(name))
         self._before = before
         self._query = to_duckdb(select, self._names, schemas=known)
         self._sql = before + self._query

@@ -26,7 +26,7 @@ from headrace.tablelayer.model.types.column_types import BINARY_KINDS, TEXT_KIND
 from headrace.tablelayer.model.types.quoting import quote_text, quoted
 from headrace.tablelayer.sql.answer import Answer
 from headrace.tablelayer.sql.assign import Assignment, without_blanks
-from headrace.tablelayer.sql.duck import Arriving, connect
+from headrace.tablelayer.sql.duck import Arriving, check_names, connect
 from headrace.tablelayer.sql.errors import SqlError, near
 from headrace.tablelayer.sql.writes import Writes
 
@@ -84,6 +84,7 @@ def copy_to(answer: Answer, statement: CopyTo, *, files: bool = True) -> int:
             statement.file.rsplit(".", 1)[-1]
         )
         options.append(f"COMPRESSION {packed or 'none'}")
+    check_names(statement.file, dict.fromkeys(answer.schema.names), None)
     schema, batches = answer.schema, answer.batches(_BATCH_ROWS)
     if kind != "parquet":
         schema, batches = _with_moments_as_texts(schema, batches)
@@ -258,8 +259,11 @@ def _of_dialect(
         if not listed:
             return None
         first = listed[0]
-        by_name = {column.name.lower(): column for column in columns}
-        names = [str(value).strip().lower() for value in first]
+        by_name = {column.name: column for column in columns}
+        names = [str(value).strip() for value in first]
+        if not set(names) <= set(by_name):
+            by_name = {column.name.lower(): column for column in columns}
+            names = [name.lower() for name in names]
         names_columns = len(set(names)) == len(names) and set(names) <= set(by_name)
         if not guessed and not names_columns:
             return None
@@ -273,7 +277,7 @@ def _of_dialect(
                 f"{statement.file} has {len(first)} columns, but {statement.path} has {len(columns)}: name them"
                 f" in its first line, or after the table: COPY {statement.path} ({columns[0].name}, ...) FROM ..."
             )
-    types = ", ".join(f"{quote_text(column.name)}: 'VARCHAR'" for column in chosen)
+    types = ", ".join(f"'{place}': 'VARCHAR'" for place in range(len(chosen)))
     more = ["allow_quoted_nulls = false", *([] if header else ["null_padding = false"])]
     more += [f"auto_detect = {str(guessed).lower()}", f"header = {str(header).lower()}"]
     sql = ", ".join([file, *more, f"columns = {{{types}}}"])

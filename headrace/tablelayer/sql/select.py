@@ -187,10 +187,13 @@ def _of_extremes(table: Table, select: Select) -> Plan | None:
     DuckDB names and types the columns: the query runs on the two rows of extremes. Counts are put in afterwards.
     """
     schema: Any = table.definition.schema
-    by_name = {column.name.lower(): column for column in schema.columns}
-    asked = [by_name.get(name.lower()) for _, name in select.aggregates if name is not None]
-    if not asked or any(column is None or pa.types.is_nested(column.type.arrow()) for column in asked):
+    folded = [column.name.lower() for column in schema.columns]
+    wished = [name.lower() for _, name in select.aggregates if name is not None]
+    if not wished or any(folded.count(name) != 1 for name in wished):
         return None  # DuckDB reports an unknown column
+    asked = [schema.columns[folded.index(name)] for name in wished]
+    if any(pa.types.is_nested(column.type.arrow()) for column in asked):
+        return None
     wanted = predicate = None
     if select.conditions.get(select.tables[0]):
         pushed = _pushed(table, select)
@@ -198,7 +201,7 @@ def _of_extremes(table: Table, select: Select) -> Plan | None:
             return None
         predicate = pushed.predicate
         wanted = arrow_expression(predicate, table.arrow_schema)
-    names = list(dict.fromkeys(column.name for column in asked if column))
+    names = list(dict.fromkeys(column.name for column in asked))
     step = Step(select.tables[0], "extremes", ", ".join(names), shown_filter(predicate))
     return Plan((step,), lambda: _extremes(table, select, names, wanted))
 

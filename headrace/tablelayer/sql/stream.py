@@ -17,7 +17,7 @@ from headrace.tablelayer.model.ddl import Select
 from headrace.tablelayer.model.ddl.streams import OP, stream_query
 from headrace.tablelayer.model.types.quoting import quoted
 from headrace.tablelayer.sql.changes import as_changes, changes_schema, start_of
-from headrace.tablelayer.sql.duck import connect, in_arrow
+from headrace.tablelayer.sql.duck import check_names, connect, in_arrow
 from headrace.tablelayer.sql.errors import SqlError
 
 _SHORT = pa.array([change.short for change in ChangeType])
@@ -44,6 +44,7 @@ def stream(connection: Connection, select: Select, *, files: bool = True) -> pa.
             f"{path} has a primary key: LIMIT of its changes is not a part of the table; leave it out"
         )
     start = start_of(past.options if past is not None else None, "earliest" if of_changes else "full", path)
+    check_names(path, table.arrow_schema.names, None)
     source = table.arrow_schema if not of_changes else changes_schema(table.arrow_schema)
     source = pa.schema([pa.field(OP, pa.string()), *source])
     database = connect(files=files)

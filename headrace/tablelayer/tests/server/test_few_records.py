@@ -137,7 +137,7 @@ def test_every_form_of_a_value_is_that_of_arrays(value: bytes, more: str) -> Non
 
 @pytest.mark.parametrize("name", ['qu"ote', "back\\slash", '"', "Größe", "😀", "a.b", " x y", "f0", "f1"])
 def test_a_column_of_any_name_is_read(name: str) -> None:
-    """msgspec has no objects whose names JSON escapes: arrays read them."""
+    """Names that JSON escapes are left to arrays, because objects of msgspec cannot have them."""
     definition = table(f"id INT, `{name}` STRING, PRIMARY KEY (id) NOT ENFORCED".replace("` x", "`x"))
     name = definition.schema.names[1]
     pairs: list[Pair] = [(None, json.dumps({"id": 1, name: "v"}).encode())]

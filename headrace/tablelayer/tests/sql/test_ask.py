@@ -359,3 +359,24 @@ def test_a_lakes_rows_are_compared_and_computed_with_by_the_types_that_are_expec
     source = Source(Step("db.t", "lake"), None, lambda: rows, expected=at)
     answer = Engine(analyze(text, 0, len(text), Names("db")), {"db.t": source}).reader().read_all()
     assert answer.column("y").to_pylist() == [1969, 2001]
+
+
+def test_names_that_differ_only_in_case_are_refused_where_duckdb_reads_them(sql, tmp_path):
+    sql('CREATE TABLE t (k INT, "A" STRING, "a" STRING, PRIMARY KEY (k) NOT ENFORCED)')
+    sql("INSERT INTO t VALUES (1, 'upper', 'lower'), (2, 'x', 'y')")
+    row = [{"k": 1, "A": "upper", "a": "lower"}]
+    assert sql("SELECT * FROM t WHERE k = 1") == row
+    assert sql("SELECT a FROM t WHERE k = 1") == [{"a": "lower"}]
+    assert sql("SELECT k FROM t WHERE k > 1 ORDER BY k") == [{"k": 2}]
+    for text in (
+        "SELECT * FROM t ORDER BY k", "SELECT k FROM t WHERE a = 'lower'", 'SELECT max("A") FROM t',
+        "UPDATE t SET a = a || '!' WHERE k > 0", "DELETE FROM t WHERE a = 'lower'",
+        "SELECT count(*) FROM t WHERE a < 'z'", "SELECT a FROM t EMIT CHANGES", "SUMMARIZE t",
+        f"COPY t TO '{tmp_path}/out.csv'",
+    ):  # fmt: skip
+        with pytest.raises(SqlError, match="columns 'A' and 'a', which DuckDB does not tell apart"):
+            sql(text)
+    assert sql("SELECT * FROM t WHERE k = 1") == row
+    (tmp_path / "in.csv").write_text("k,a,A\n1,new,other\n")
+    sql(f"COPY t FROM '{tmp_path}/in.csv'")
+    assert sql("SELECT * FROM t WHERE k = 1") == [{"k": 1, "A": "other", "a": "new"}]
