@@ -68,7 +68,7 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.freeze()
-        atexit.register(gc.unfreeze)  # extension modules complain of what is left when the process has ended
+        atexit.register(gc.unfreeze)  # extension modules warn of objects that are left when the process ends
         gc.enable()
 
 

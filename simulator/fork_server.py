@@ -58,7 +58,7 @@ def serve(channel: socket.socket) -> dict[str, Any] | None:
 
 
 def become(asked: dict[str, Any]) -> None:
-    """Give this process what a new one has: its words, folder, environment, signals, streams and warnings."""
+    """Give this process the arguments, folder, environment, signals, streams and warnings of a new one."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = asked["words"]
     os.chdir(asked["folder"])

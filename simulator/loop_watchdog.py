@@ -1,4 +1,4 @@
-"""Measure how long an event loop was held up, and by what: a watchdog for tests of a server in this process.
+"""Measure how long a callback holds up the event loop: a watchdog for tests of a server in this process.
 
 async with LoopWatchdog() as watchdog:
         ...

@@ -49,7 +49,7 @@ class BrokerContext(msgspec.Struct):
     replica_changes: ReplicaChanges
     """Reassigns partitions and elects leaders."""
     brokers: ClusterBrokers
-    """The brokers of the cluster, and what is asked of them."""
+    """The brokers of the cluster, and requests to them."""
     following: MetadataFollower
     """Follows the coordination store."""
     identity: BrokerIdentity

@@ -77,7 +77,7 @@ class Broker:
         executor: Executor | None = None,
         measured: bool = False,
     ) -> None:
-        """A port of the system that is None is the real one. `store`: the open store of a cluster, which the broker
+        """Ports that are None are those of the system. `store`: the open store of a cluster, which the broker
         closes; without it the broker has an embedded one. `executor`: runs slow work, instead of threads of the broker;
         the caller shuts it down. `measured`: time requests, for `context.metrics`.
         """

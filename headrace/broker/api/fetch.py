@@ -117,7 +117,7 @@ class FetchApi:
         return wait_ms
 
     def stop(self) -> None:
-        """Answer every waiting fetch with what it has, and let no fetch wait any more."""
+        """Answer every waiting fetch with the records that it has found, and let no fetch wait any more."""
         self._stopping = True
         if self._followers is not None:
             self._followers.stop()

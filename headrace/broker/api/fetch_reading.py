@@ -1,4 +1,4 @@
-"""The records of a fetch: what is wanted of each partition, and what was found so far."""
+"""The records of a fetch: the request for each partition, and the records found so far."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Wanted(SessionPartition):
 
 
 class Fetch:
-    """One fetch: what is wanted, and what was found so far. `rights` and `watch` have the rest of its state."""
+    """One fetch: its requests, and the records found so far. `rights` and `watch` have the rest of its state."""
 
     __slots__ = (
         "__weakref__",
@@ -197,7 +197,7 @@ class Fetch:
         return None if entry in self._failed else partition
 
     def _end_of(self, answer: PartitionData) -> int:
-        """Return the end offset of what the reader may see."""
+        """Return the end offset of the records that the reader may see."""
         committed = self.request.isolation_level == _READ_COMMITTED
         return answer.last_stable_offset if committed else answer.high_watermark
 

@@ -292,7 +292,7 @@ def prune(files: RemoteFiles, keep: int) -> tuple[int, int]:
     """Keep the newest backups and their chunks, and return the numbers of removed backups and chunks. Raises OSError,
     BackupError.
 
-    Not while a backup is being made: its chunks do not belong to a backup yet.
+    Do not call it while a backup is being made: the chunks of that backup belong to none yet.
     """
     names = manifests(files)
     kept = [read_manifest(files, name) for name in names[-keep:]]

@@ -130,7 +130,7 @@ LastOfProducer = Mapping[int, tuple[int | None, int]]
 
 
 class CleaningCounts(msgspec.Struct):
-    """Counts of what one cleaning read and kept."""
+    """Counts of the records that one cleaning read and kept."""
 
     records_read: int = 0
     records_kept: int = 0

@@ -1,5 +1,5 @@
-"""The metadata level: the format of what brokers of a cluster write for each other, in the coordination store and in
-requests.
+"""The metadata level: the format of the data that brokers of a cluster write for each other, in the coordination store
+and in requests.
 
 All brokers write in the level that is finalized for the cluster, even if they know higher ones. So brokers of two
 versions can be members of one cluster and replace each other, until an operator raises the level (UpdateFeatures,

@@ -73,7 +73,7 @@ _DESCRIBED: Final = {"topic": ResourceType.TOPIC, "table": ResourceType.TOPIC, "
 
 
 def shown_to(principal: str, authorizer: Authorizer) -> Shown:
-    """Return the filter of what `metrics.principal` may describe, from any host."""
+    """Return the filter of the resources that `metrics.principal` may describe, from any host."""
     kind, _, name = principal.partition(":")
     session = Session(Principal(kind, name), METRICS_LISTENER)
 

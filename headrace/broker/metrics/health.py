@@ -38,8 +38,8 @@ class Health:
         self._loop = loop
 
     def trouble(self, seconds: float = LOOP_SECONDS_MAX) -> str | None:
-        """Return the reason why the broker is not ready; None if it is ready. Blocks for at most `seconds`: not on the
-        event loop.
+        """Return the reason why the broker is not ready; None if it is ready. Blocks for at most `seconds`, so it is
+        not for the event loop.
         """
         if self.stage is not Stage.READY:
             return self.stage

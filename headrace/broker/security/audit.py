@@ -5,7 +5,7 @@
  "resource_type": "TOPIC", "resource": "orders", "allowed": false}
 
 There is one line for each resource of a request that was refused. Resources that are only left out of a listing, and
-rights that a client only asks about, are not logged. The lines contain only names of what clients send.
+rights that a client only asks about, are not logged. The lines contain only the names among the data that clients send.
 
 Refusals are cheap for a client, so the number of its lines is bounded: LINES_MAX lines a minute of a principal from one
 host, and ALL_LINES_MAX in total. Further ones are counted, and a line gives their number when the minute is over:

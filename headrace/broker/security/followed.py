@@ -1,4 +1,4 @@
-"""A copy in memory of what the coordination store has below one path.
+"""A copy in memory of the nodes of the coordination store below one path.
 
 A change is one transaction: the nodes that it changes, and the root, whose version is compared. So two changes never
 mix, and a reader of the root's version knows that there was no other change since. The watch on the root reports

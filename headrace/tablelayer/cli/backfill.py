@@ -74,8 +74,8 @@ _Batch = list[tuple[KafkaRecord, OutgoingRecord]]
 
 
 def _batches(records: Sequence[KafkaRecord], partitions: int) -> Iterator[_Batch]:
-    """Yield records with what to write, in batches of one partition of the table's topic: each is written or refused
-    as a whole. Records of one key stay in order.
+    """Yield records with the rows to write, in batches of one partition of the table's topic: each is written or
+    refused as a whole. Records of one key stay in order.
     """
     waiting: dict[int, _Batch] = {}
     sizes: dict[int, int] = {}

@@ -54,7 +54,9 @@ def show(server: str, name: str | None, output: Format, *, finish: bool) -> None
 
 
 def _find(connection: Connection, name: str) -> tuple[str, UUID]:
-    """Return name and id of what is tiered under this name, or else of the table of this name. Raises TableError."""
+    """Return name and id of the table or topic that is tiered under this name, or of the table of this name. Raises
+    TableError.
+    """
     for each in list_lake(connection):
         if each.name == name or (each.name == f"{DEFAULT_DATABASE}.{name}" and not each.is_topic):
             return each.name, each.table_id

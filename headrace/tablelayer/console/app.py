@@ -284,7 +284,7 @@ async def _tail(
 
 
 async def _events(tail: Tail, release: Callable[[], None]) -> AsyncIterator[bytes]:
-    """Send one server-sent event for what came since the last one, and a comment each second without one."""
+    """Send one server-sent event for the rows since the last one, and a comment each second without one."""
     tail.start()
     quiet = 0.0
     try:

@@ -66,7 +66,7 @@ class Decoder:
             return None, _failing(str(error))
 
     def _decoder(self, number: int) -> tuple[str, _Decode]:
-        """Return the name of a schema's format, and what decodes by it. Raises RequestError, ValueError."""
+        """Return the name of a schema's format, and its decoder. Raises RequestError, ValueError."""
         schema = self._registry.schema(number)
         kind = str(schema.get("schemaType") or AVRO)
         name = _NAMES.get(kind, kind)

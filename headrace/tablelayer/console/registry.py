@@ -36,7 +36,7 @@ class Registry(RestService):
     def schema(self, number: int, *, serialized: bool = False) -> dict[str, Any]:
         """Return `schema`, `schemaType` and `references` of a number. Raises RequestError.
 
-        `serialized`: a Protobuf schema as a FileDescriptorProto in base64, of registries that have this.
+        With `serialized`, a registry that can do so returns a Protobuf schema as a FileDescriptorProto in base64.
         """
         key = number, serialized
         with self._lock:

@@ -56,7 +56,7 @@ class LoadedTable:
 
 
 class Lakes(Protocol):
-    """Present state of what is tiered into Iceberg."""
+    """Present state of the tables and topics that are tiered into Iceberg."""
 
     def tables(self) -> dict[str, list[str]]:
         """Return the names of the tables by database."""

@@ -327,7 +327,7 @@ class Writes:
             return self._update(table, statement, require)
 
     def _assignments(self, table: Table, statement: Update) -> tuple[dict[str, Any], dict[str, Expression]]:
-        """Return the values of an UPDATE by column, and those among them that are worked out of each row."""
+        """Return the values of an UPDATE by column, and those among them that are computed for each row."""
         schema = table.definition.schema
         _must_have_key(table, "UPDATE")
         columns = schema.select(list(statement.assignments))

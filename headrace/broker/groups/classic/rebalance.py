@@ -28,7 +28,7 @@ def begin(step: Step) -> None:
     group.transition_to(Phase.PREPARING_REBALANCE, step.now)
     if initial:
         delay_ms = step.limits.initial_rebalance_delay_ms
-        # Also without a delay the join phase ends in a tick, so 0 needs no code of its own. The slice counts as at
+        # Even without a delay the join phase ends in a tick, so 0 needs no code of its own. The slice counts as at
         # least 1 ms, because 0 means "not in the initial rebalance".
         group.initial_delay_ms = max(delay_ms, 1)
         group.initial_remaining_ms = max(group.rebalance_timeout_ms - delay_ms, 0) if delay_ms else 0

@@ -40,7 +40,7 @@ class QuotaStore(Followed):
         self._nodes: dict[Entity, int] = {}
 
     async def alter(self, entity: Entity, change: Callable[[Limits], dict[Quota, float]]) -> None:
-        """Replace the limits of an entity by what `change` makes of them. Raises KafkaError."""
+        """Replace the limits of an entity by the result of `change` for them. Raises KafkaError."""
         async with self._change:
             for _ in range(_ATTEMPTS):
                 await self._read()  # another broker may have changed the limits that this change begins with

@@ -1,4 +1,4 @@
-"""Flink's names and functions in a query, rewritten to what DuckDB understands.
+"""Flink's names and functions in a query, rewritten to those of DuckDB.
 
 - Names with a catalog lose it.
 - DATE_FORMAT, TO_TIMESTAMP with a pattern, JSON_VALUE and PROCTIME become DuckDB's functions.

@@ -102,7 +102,7 @@ class ColumnGrants:
     async def _write(
         self, table_id: UUID, changed: Callable[[dict[str, frozenset[int]]], ByPrincipal]
     ) -> None:
-        """Replace a table's grants in the store by what `changed` returns for them."""
+        """Replace a table's grants in the store by the result of `changed` for them."""
 
         def written(data: bytes | None) -> bytes | None:
             granted = changed({} if data is None else dict(_decode(data)))
