@@ -51,6 +51,18 @@ def _union_parts(*arguments: Any) -> Any:
     return union_parts(*arguments)
 
 
+def _snapshot_parts(*arguments: Any) -> Any:
+    from headrace.tablelayer.lake.union_parts import snapshot_parts
+
+    return snapshot_parts(*arguments)
+
+
+def _partitions_between(*arguments: Any) -> Any:
+    from headrace.tablelayer.lake.missed_rows import partitions_between
+
+    return partitions_between(*arguments)
+
+
 def _missed_parts(*arguments: Any, **named: Any) -> Any:
     from headrace.tablelayer.lake.union_parts import missed_parts
 
@@ -84,6 +96,8 @@ def _lake_reader(options: Any, columns: list[str]) -> Any:
 _plugins.sql_session = _sql_session
 _plugins.union_scan = _union_scan
 _plugins.union_parts = _union_parts
+_plugins.snapshot_parts = _snapshot_parts
+_plugins.partitions_between = _partitions_between
 _plugins.missed_parts = _missed_parts
 _plugins.missed_rows = _missed_rows
 _plugins.read_union_part = _read_union_part

@@ -17,6 +17,12 @@ Raises ModuleNotFoundError where the lake's code is not installed, ClientError f
 union_parts: Callable[..., Any]
 """Plan the lake's half of a batch in Spark, see `tablelayer.lake.union_parts`."""
 
+snapshot_parts: Callable[..., Any]
+"""Plan the lake's half of the first batch of a stream in Spark, see `tablelayer.lake.union_parts`."""
+
+partitions_between: Callable[..., Any]
+"""Return the partitions that a lake has got between two snapshots, see `tablelayer.lake.missed_rows`."""
+
 missed_parts: Callable[..., Any]
 """Plan rows that left the log before a stream in Spark read them, see `tablelayer.lake.union_parts`.
 

@@ -56,7 +56,7 @@ class TieredTable:
     """A table and its lake's catalog.
 
     `known_snapshot` is the last lake snapshot that was reported to the server, and `known_offsets` are its offsets by
-    place. `dropped` as in `LakeState`.
+    place. `dropped` as in `LakeState`, `has_expired` as in `LakeStatus`.
     """
 
     definition: StoredTable
@@ -64,6 +64,7 @@ class TieredTable:
     known_snapshot: int | None
     dropped: Mapping[str, UUID] = field(default_factory=dict)
     known_offsets: Offsets = field(default_factory=dict)
+    has_expired: bool = False
 
 
 def tiered_table(connection: Any, name: str, warehouse: str | None) -> TieredTable:
@@ -77,7 +78,9 @@ def tiered_table(connection: Any, name: str, warehouse: str | None) -> TieredTab
     definition = connection.admin.describe_table(path)
     status = ServerCoordinator(connection, "union read").describe(definition.table_id)
     catalog = lake_catalog(status, warehouse, path)
-    return TieredTable(definition, catalog, status.snapshot_id, status.dropped, status.offsets)
+    return TieredTable(
+        definition, catalog, status.snapshot_id, status.dropped, status.offsets, status.expired
+    )
 
 
 def lake_catalog(status: LakeStatus, warehouse: str | None, path: TablePath | str) -> LakeCatalog:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -26,12 +27,12 @@ from headrace.tablelayer.lake.catalogs import tiered_table
 from headrace.tablelayer.lake.reader import LakeReader, Piece
 from headrace.tablelayer.model.filters.conditions import Predicate, expression_of
 from headrace.tablelayer.model.filters.filters import Filter, FilterLike, encode_filter
-from headrace.tablelayer.model.lake.offsets import PartitionBucket
+from headrace.tablelayer.model.lake.offsets import Offsets, PartitionBucket
 from headrace.tablelayer.model.options.table_options import DatalakeFormat
 from headrace.tablelayer.model.schema.schema import SYSTEM_COLUMNS, Column
 from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.table.partition_keys import values_of
-from headrace.tablelayer.model.table.partitions import typed_value
+from headrace.tablelayer.model.table.partitions import Partition, typed_value
 from headrace.tablelayer.model.table.path import TablePath
 
 Ranges = Mapping[int, tuple[int, int]]
@@ -224,18 +225,59 @@ def expired_rows(
     else:
         tiered_to = {bucket: last.offsets.get(place, 0) for bucket, place in places.items()}
         rows = replace(none, head=last.head, ranges=_ranges(starts, tiered_to if ends is None else ends))
-        for bucket, (_, end) in rows.ranges.items():
-            if end > tiered_to[bucket]:
-                raise LakeError(
-                    f"the lake of {path.whole} has bucket {bucket} of partition {path.partition} only up to offset"
-                    f" {tiered_to[bucket]}"
-                )
+        short = [bucket for bucket, (_, end) in rows.ranges.items() if end > tiered_to[bucket]]
+        if short:  # a client dropped it, or its topic was deleted by Kafka's tools
+            known = replace(rows, ranges=_ranges(dict.fromkeys(starts, 0), tiered_to))
+            if not _has_first_of(_of_one_partition(known, before), state.head):
+                return none
+            raise LakeError(
+                f"the lake of {path.whole} has bucket {short[0]} of partition {path.partition} only up to offset"
+                f" {tiered_to[short[0]]}"
+            )
     rows = _of_one_partition(rows, before)
     return rows if _has_first_of(rows, state.head) else none
 
 
 def _ranges(starts: Mapping[int, int], ends: Mapping[int, int]) -> Ranges:
     return {bucket: (first, ends[bucket]) for bucket, first in starts.items() if first < ends[bucket]}
+
+
+def partitions_between(connection: Any, path: TablePath, since: int, until: int) -> list[Partition]:
+    """Return the partitions that the lake has got after the snapshot `since`, up to `until`.
+
+    `since` is -1 before the first snapshot. Raises LakeError if a partition may be missing, because the history of
+    `until` does not reach back to `since`.
+    """
+    tiered = tiered_table(connection, str(path), None)
+    history, is_whole = _history(tiered.catalog.reader(tiered.definition), until)
+    newer = list(itertools.takewhile(lambda each: each.head != since, history))
+    before: Offsets = history[len(newer)].offsets if len(newer) < len(history) else {}
+    if len(newer) == len(history) and tiered.has_expired and not (since < 0 and is_whole):
+        raise LakeError(
+            f"the history of the lake of {path} from snapshot {since} to {until} has expired. Rows of partitions that"
+            " were made and expired in between may be missing, because nothing else knows of these partitions. Keep the"
+            " lake's snapshots for longer than a stream stands still"
+        )
+    places = {place for state in newer for place in state.offsets.keys() - before.keys()}
+    buckets = Counter((place.partition, place.table_id) for place in places)
+    return [Partition(name, table_id, count) for (name, table_id), count in sorted(buckets.items())]
+
+
+def _history(lake: LakeReader, head: int) -> tuple[list[LakeState], bool]:
+    """Return the states in the history of `head`, newest first, and whether it is whole, to the first snapshot."""
+    states = {each.head: each for each in lake.past_states()}
+    known = lake.snapshots()
+    parents = dict(zip(known["snapshot_id"].to_pylist(), known["parent_id"].to_pylist(), strict=True))
+    is_paimon = lake.shape.settings.datalake_format is DatalakeFormat.PAIMON
+    found: list[LakeState] = []
+    at: int | None = head
+    oldest = at
+    while at in parents:
+        oldest = at
+        if at in states:
+            found.append(states[at])
+        at = parents[at]
+    return found, at is None and (oldest == _FIRST_OF_PAIMON or not is_paimon)
 
 
 def _states_of(
@@ -245,23 +287,11 @@ def _states_of(
 
     They are None if the history begins later. The last value is whether the history is whole, to the first snapshot.
     """
-    states = {each.head: each for each in lake.past_states()}
-    known = lake.snapshots()
-    parents = dict(zip(known["snapshot_id"].to_pylist(), known["parent_id"].to_pylist(), strict=True))
-    is_paimon = lake.shape.settings.datalake_format is DatalakeFormat.PAIMON
-    last: LakeState | None = None
-    at: int | None = head
-    oldest = at
-    while at in parents:
-        oldest = at
-        if at in states:
-            has_place = not states[at].offsets.keys().isdisjoint(places)
-            if last is not None and not has_place:
-                return last, states[at], False
-            last = last or (states[at] if has_place else None)
-        at = parents[at]
-    is_whole = at is None and (oldest == _FIRST_OF_PAIMON or not is_paimon)
-    return last, None, is_whole
+    history, is_whole = _history(lake, head)
+    rest = itertools.dropwhile(lambda each: each.offsets.keys().isdisjoint(places), history)
+    last = next(rest, None)
+    before = next((each for each in rest if each.offsets.keys().isdisjoint(places)), None)
+    return last, before, is_whole
 
 
 def _has_first_of(rows: MissedRows, head: int) -> bool:

@@ -9,8 +9,8 @@ A stream that is behind the log of a log table reads the rows that it has missed
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -19,11 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
+from headrace.tablelayer.lake.adapter import LakeError, LakeState, hidden_partitions
 from headrace.tablelayer.lake.catalogs import tiered_table
 from headrace.tablelayer.lake.missed_rows import MissedRows, expired_rows, missed_rows
 from headrace.tablelayer.lake.reader import Piece
 from headrace.tablelayer.lake.union_scan import Pinned, UnionScan, union_scan
 from headrace.tablelayer.model.batches.batch import ChangeType
+from headrace.tablelayer.model.lake.offsets import Offsets, PartitionBucket
 from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.spark.options import ReadOptions
 from headrace.tablelayer.spark.splits import STATE_OFFSET, Rows, TableRead, finished
@@ -73,15 +75,41 @@ def union_parts(
         until=until,
         expired=expired,
     )
-    groups = list(_grouped(scan.pieces(), options.min_partitions))
-    pinned = scan.pinned
-    parts = [
-        UnionPart(pinned, [each.key for each in group], sum(each.row_count for each in group))
-        for group in groups
-    ]
+    parts = _parts_of(options, scan)
     if read.definition.is_primary_key_table:
-        parts.append(UnionPart(pinned, None, 0))
+        parts.append(UnionPart(scan.pinned, None, 0))
     return UnionParts(parts, scan.snapshot, scan.log_starts, scan.log_ends)
+
+
+def _parts_of(options: ReadOptions, scan: UnionScan) -> list[UnionPart]:
+    return [
+        UnionPart(scan.pinned, [each.key for each in group], sum(each.row_count for each in group))
+        for group in _grouped(scan.pieces(), options.min_partitions)
+    ]
+
+
+def snapshot_parts(
+    options: ReadOptions, read: TableRead, snapshot: int, existing: Collection[PartitionBucket]
+) -> tuple[list[UnionPart], Offsets]:
+    """Plan the lake's rows of a partitioned log table at a snapshot of tiering.
+
+    `snapshot` is -1 if there was none, and `existing` are the places that the server had then. Return the tasks, and
+    the offsets where the rows end, by place: 0 for a place that the lake has got since. Raises LakeError: the snapshot
+    has expired.
+    """
+    client = connection(options.bootstrap)
+    tiered = tiered_table(client, str(read.definition.path), None)
+    lake = tiered.catalog.reader(tiered.definition)
+    states = {each.head: each for each in lake.past_states()} | {-1: LakeState()}
+    if snapshot not in states:
+        raise LakeError(
+            f"snapshot {snapshot} of the lake of {read.definition.path} has expired. The first batch of this stream was"
+            " planned with it and cannot be repeated: start with a new checkpoint location"
+        )
+    state = replace(states[snapshot], dropped=tiered.dropped)
+    scan = UnionScan(client, tiered.definition, lake, state, (), read.needed(), read.predicate)
+    scan.without(hidden_partitions(state, existing))
+    return _parts_of(options, scan), {**dict.fromkeys(tiered.known_offsets, 0), **state.offsets}
 
 
 class MissedPart(InputPartition):

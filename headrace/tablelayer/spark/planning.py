@@ -153,4 +153,5 @@ def read_partition(read: TableRead, partition: InputPartition) -> Iterator[pa.Re
         return
     split = partition.split
     if split.end_offset > (0 if split.state else split.start_offset):
-        yield from read_split(read, split)
+        is_tiered = read.definition.settings.datalake_enabled and not read.definition.is_primary_key_table
+        yield from read_split(read, split, rest_in_lake=is_tiered)

@@ -15,6 +15,10 @@ For a partitioned table (`PartitionedPosition`) the offsets are by partition:
 
 A partition that a batch's start does not know is new, or was dropped and created again (another id). It is read from
 offset 0, or, if its end has `"full": true`, with its state.
+
+`"lake"` is the snapshot of the lake that the server knew when it had these partitions (-1: none). A partition that is
+made and expires between two batches is in neither position, but in the snapshots between theirs. `"began_lake"` is the
+snapshot at the beginning. Positions of earlier releases, and those of tables whose lake has no log, have neither.
 """
 
 from __future__ import annotations
@@ -23,6 +27,9 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
+from uuid import UUID
+
+from headrace.tablelayer.model.lake.offsets import PartitionBucket
 
 Offsets = Mapping[int, int]
 Began = Offsets | Literal["full"]
@@ -83,6 +90,8 @@ class PartitionedPosition:
     partitions: Mapping[str, PartitionAt]
     began: Mapping[str, PartitionAt] = field(default_factory=dict)
     initial: bool = False
+    lake: int | None = None
+    began_lake: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         value = {
@@ -90,6 +99,8 @@ class PartitionedPosition:
             "partitions": _texts_by_partition(self.partitions),
             "began": _texts_by_partition(self.began),
         }
+        lakes = {"lake": self.lake, "began_lake": self.began_lake}
+        value |= {name: snapshot for name, snapshot in lakes.items() if snapshot is not None}
         return value | ({"initial": True} if self.initial else {})
 
     @classmethod
@@ -97,7 +108,8 @@ class PartitionedPosition:
         """Parse a position. Raises ValueError if it is not a position of this source."""
         try:
             partitions, began = (_numbers_by_partition(value[name]) for name in ("partitions", "began"))
-            return cls(str(value["table"]), partitions, began, bool(value.get("initial", False)))
+            lakes = [None if value.get(name) is None else int(value[name]) for name in ("lake", "began_lake")]
+            return cls(str(value["table"]), partitions, began, bool(value.get("initial", False)), *lakes)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise _no_position(value) from None
 
@@ -123,6 +135,21 @@ def replaced_partitions(start: PartitionedPosition, end: PartitionedPosition) ->
         for name, at in known.items()
         if name not in end.partitions or end.partitions[name].table != at.table
     }
+
+
+def places_of(position: PartitionedPosition) -> list[PartitionBucket]:
+    """Return the buckets of a position's partitions."""
+    return [
+        PartitionBucket(name, UUID(at.table), bucket)
+        for name, at in position.partitions.items()
+        for bucket in at.offsets
+    ]
+
+
+def lake_snapshots(start: PartitionedPosition, end: PartitionedPosition) -> tuple[int, int] | None:
+    """Return the lake's snapshots at both ends of a batch; None if they are the same, or one is not known."""
+    since = end.began_lake if start.initial else start.lake
+    return None if since is None or end.lake is None or since == end.lake else (since, end.lake)
 
 
 def batch_start(start: Position, end: Position) -> Began:

@@ -171,10 +171,11 @@ def state_splits(ends: Mapping[int, int]) -> list[Split]:
     return [Split(bucket, 0, stop, state=True) for bucket, stop in sorted(ends.items()) if stop]
 
 
-def read_split(read: TableRead, split: Split) -> Iterator[pa.RecordBatch]:
+def read_split(read: TableRead, split: Split, *, rest_in_lake: bool = False) -> Iterator[pa.RecordBatch]:
     """Yield the split's rows, in `read.arrow_schema()`. Raises the table client's errors.
 
-    A partition that is dropped meanwhile gives nothing (more), R18.3.
+    A partition that is dropped meanwhile gives nothing (more), R18.3. With `rest_in_lake` this is an error, because it
+    may have expired: a new plan finds its rows in the lake.
     """
     part = split.partition
     if part is None:
@@ -186,6 +187,11 @@ def read_split(read: TableRead, split: Split) -> Iterator[pa.RecordBatch]:
     except TableError as error:
         if error.code is not TableErrorCode.TABLE_NOT_FOUND:
             raise
+        if rest_in_lake:
+            raise TableError(
+                TableErrorCode.SCAN_EXPIRED,
+                f"partition {part.name} of {read.definition.path} expired or was dropped while it was read: read again",
+            ) from error
         logger.warning("partition %s of %s was dropped while it was read", part.name, read.definition.path)
 
 

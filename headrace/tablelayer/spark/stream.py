@@ -25,8 +25,9 @@
   interfaces: there the trigger alone is enough.
 - **Partitioned tables** are read as a whole. Partitions that are added are read from their beginning; dropped ones
   end, R18.3. Rows of an expired partition that were not read yet come from the lake, even if late rows have made a
-  new partition of its name. A partition that is new to the stream, and whose log does not reach back to offset 0,
-  begins with its state (a PK table whose stream began "full"); otherwise its rows count as lost.
+  new partition of its name, or if the partition was made after the last micro-batch. `maxOffsetsPerTrigger` does not
+  bound them. A partition that is new to the stream, and whose log does not reach back to offset 0, begins with its
+  state (a PK table whose stream began "full"); otherwise its rows count as lost.
 - **Lost rows**: if retention deletes rows that the stream has not read yet, they are read from the lake, each once
   (`lake.missed_rows`). Where they are not in the lake (no tiering, a primary-key table), `failOnDataLoss` (default
   true) stops the query; with false it continues where the log begins.
@@ -47,6 +48,8 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from headrace.tablelayer import plugins
 from headrace.tablelayer.client.errors import ClientError
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.lake.offsets import PartitionBucket
+from headrace.tablelayer.model.messages.lake import DescribeLakeRequest, DescribeLakeResponse
 from headrace.tablelayer.model.table.partitions import Partition
 from headrace.tablelayer.spark.options import ReadOptions
 from headrace.tablelayer.spark.planning import (
@@ -66,9 +69,11 @@ from headrace.tablelayer.spark.positions import (
     Position,
     admit,
     batch_start,
+    lake_snapshots,
     lost_ranges,
     lost_text,
     partition_starts,
+    places_of,
     replaced_partitions,
 )
 from headrace.tablelayer.spark.splits import Split, plan_splits, state_splits
@@ -76,6 +81,8 @@ from headrace.tablelayer.spark.worker import connection
 from headrace.tablelayer.spark.worker import table as open_table
 
 logger = logging.getLogger("headrace.spark")
+_LISTED_AT_MOST = 5
+"""Maximum number of attempts to list the partitions while the server learns of no snapshot of the lake."""
 
 
 def stream_reader(options: ReadOptions, names: list[str]) -> HeadraceStreamReader:
@@ -274,22 +281,20 @@ class HeadraceStreamReader(DataSourceStreamReader):
         return "all rows of lake and log" if self._lake_has_log else "the rows of the log"
 
     @property
+    def _is_tiered(self) -> bool:
+        return self.read_plan.definition.settings.datalake_enabled and self.options.scan_mode == "full"
+
+    @property
     def _lake_has_log(self) -> bool:
         """Whether the lake may have rows that left the log."""
-        definition = self.read_plan.definition
-        is_tiered = definition.settings.datalake_enabled and self.options.scan_mode == "full"
-        return is_tiered and not definition.is_primary_key_table
+        return self._is_tiered and not self.read_plan.definition.is_primary_key_table
 
     @property
     def _takes_lake(self) -> bool:
         """Whether this is a stream of a log table's rows from their beginning, which may be in the lake."""
-        options, definition = self.options, self.read_plan.definition
+        options = self.options
         return (
-            not definition.is_primary_key_table
-            and definition.settings.datalake_enabled
-            and options.mode == "current"
-            and options.start in (None, "full", "earliest")
-            and options.scan_mode == "full"
+            self._lake_has_log and options.mode == "current" and options.start in (None, "full", "earliest")
         )
 
     def _begins_in_lake(self, table: Any) -> bool:
@@ -409,7 +414,7 @@ class PartitionedStreamReader(HeadraceStreamReader):
     def _initial_offset(self) -> dict[str, Any]:
         if self._initial is None:
             began: dict[str, PartitionAt] = {}
-            table = self._table()
+            table, lake = self._table(), self._lake_snapshot()
             if not self._begins_full and not self._begins_in_lake(table):
                 present = self._present(table)
                 start = self._start
@@ -422,7 +427,9 @@ class PartitionedStreamReader(HeadraceStreamReader):
                     for each in present
                     if each.name in found
                 }
-            self._initial = PartitionedPosition(self._table_id, began, began, initial=True)
+            self._initial = PartitionedPosition(
+                self._table_id, began, began, initial=True, lake=lake, began_lake=lake
+            )
         value: dict[str, Any] = self._initial.to_json()
         return value
 
@@ -437,10 +444,10 @@ class PartitionedStreamReader(HeadraceStreamReader):
         given = PartitionedPosition.from_json(start) if start is not None else self._at
         at: PartitionedPosition = given or PartitionedPosition.from_json(self._initial_offset())
         table = self._table()
-        latest = self._ends(table)
+        present = self._ends(table, at.lake)
         if self.options.available_now == "capped":
-            self._pinned = self._pinned or latest
-            latest = {name: end for name, end in self._pinned.items() if name in latest}
+            present = self._pinned = self._pinned or present
+        latest = present.partitions
         known = {name: each for name, each in at.partitions.items() if self._same(each, latest.get(name))}
         new = [name for name in latest if name not in known]
         full = self._read_in_full(table, new, at.initial and not at.began)
@@ -463,7 +470,9 @@ class PartitionedStreamReader(HeadraceStreamReader):
             )
             for name, each in latest.items()
         }
-        end = PartitionedPosition(self._table_id, partitions, at.began)
+        end = PartitionedPosition(
+            self._table_id, partitions, at.began, lake=present.lake, began_lake=at.began_lake
+        )
         if start is None:
             self._at = end
         return end.to_json()
@@ -477,39 +486,99 @@ class PartitionedStreamReader(HeadraceStreamReader):
         present = {each.name: each for each in table.partitions()}
         found: list[InputPartition] = []
         whole: dict[str, Offsets] = {}
-        is_first = first.initial and not last.began
+        is_first = first.initial and not last.began and (self._begins_full or self._takes_lake)
+        in_lake = is_first and self._is_tiered and bool(table.reads_lake())
+        tiered: Mapping[PartitionBucket, int] | None = None
+        earliest: Mapping[str, Offsets] = {}
+        if in_lake and last.lake is not None:
+            parts, tiered = plugins.snapshot_parts(self.options, self.read_plan, last.lake, places_of(last))
+            found += parts
+            earliest = table.partition_offsets("earliest")
         ranges = list(partition_starts(first, last))
         least = -(-self.options.min_partitions // max(1, len(ranges)))
-        for name, at, begin in ranges:
-            partition = present.get(name)
-            if partition is None or str(partition.table_id) != at.table:
-                unread = dict.fromkeys(at.offsets, 0) if isinstance(begin, str) and not is_first else begin
-                expired = self._of_expired(table, name, at.table, unread, at.offsets, partition)
-                if not expired:
-                    logger.warning(
-                        "partition %s of %s was dropped: its unread rows are skipped", name, table.path
-                    )
-                found += expired
-                continue
-            if isinstance(begin, str):
-                if is_first or self._begins_full:
+        for name, at, given in ranges:
+            partition, begin = present.get(name), given
+            if partition is not None and str(partition.table_id) != at.table:
+                partition = None
+            if tiered is not None:
+                log_starts = {} if partition is None else earliest.get(name, {})
+                places = {bucket: PartitionBucket(name, UUID(at.table), bucket) for bucket in at.offsets}
+                begin = {
+                    bucket: tiered.get(each, log_starts.get(bucket, 0)) for bucket, each in places.items()
+                }
+            elif isinstance(begin, str) and (is_first or self._begins_full):
+                if partition is not None:
                     whole[name] = at.offsets
                     continue
+                if in_lake:
+                    self._tell_lost(
+                        f"partition {name} of {table.path} is gone, and this stream begins with it"
+                    )
+            elif isinstance(begin, str):
                 # AvailableNow asked for the end before it knew the start. The lake may have rows of an earlier
                 # partition of this name, which the stream has read.
                 begin = dict.fromkeys(at.offsets, 0)
-            found += self._planned(table, partition, begin, at.offsets, least)
-        replaced = replaced_partitions(first, last) if isinstance(self.options.end, str) else {}
-        for name, before in replaced.items():
-            found += self._of_expired(table, name, before.table, before.offsets, None, present.get(name))
-        parts: list[InputPartition] | None = None
-        if whole or is_first:
-            parts = self._whole(table, whole, list(present.values()), expired=is_first)
-        if parts is None:
+            if partition is None:
+                found += self._of_gone(table, name, at, begin, present.get(name))
+            else:
+                found += self._planned(table, partition, begin, at.offsets, least)
+        if isinstance(self.options.end, str):
+            for name, before in replaced_partitions(first, last).items():
+                found += self._of_expired(table, name, before.table, before.offsets, None, present.get(name))
+            if not is_first:
+                found += self._of_passed(table, first, last, present)
+        union: list[InputPartition] | None = None
+        if whole or (is_first and tiered is None):
+            union = self._whole(table, whole, list(present.values()), expired=is_first)
+        if union is None:
             for name, ends in whole.items():
                 splits = self._of_server(ends)
                 found += [SplitPartition(replace(split, partition=present[name])) for split in splits]
-        return [*(parts or ()), *found] or [SplitPartition(Split(0, 0, 0))]
+        return [*(union or ()), *found] or [SplitPartition(Split(0, 0, 0))]
+
+    def _of_passed(
+        self,
+        table: Any,
+        first: PartitionedPosition,
+        last: PartitionedPosition,
+        present: Mapping[str, Partition],
+    ) -> list[InputPartition]:
+        """Return the tasks for the rows of partitions that were made and expired between the ends of a batch."""
+        snapshots = lake_snapshots(first, last)
+        if snapshots is None:
+            return []
+        try:
+            server = connection(self.options.bootstrap)
+            passed = plugins.partitions_between(server, table.path, *snapshots)
+        except ClientError as error:
+            self._tell_lost(str(error))
+            return []
+        before = last.began if first.initial else first.partitions
+        known = {each.table for each in (*before.values(), *last.partitions.values())}
+        return [
+            part
+            for each in partitions_needed(self.read_plan.definition, passed, self.options.predicate)
+            if str(each.table_id) not in known
+            for part in self._of_expired(
+                table,
+                each.name,
+                str(each.table_id),
+                dict.fromkeys(range(each.bucket_count), 0),
+                None,
+                present.get(each.name),
+            )
+        ]
+
+    def _of_gone(
+        self, table: Any, name: str, at: PartitionAt, begin: Began, successor: Partition | None
+    ) -> list[InputPartition]:
+        """Return the tasks for the rows up to `at` of a partition that the server does not have any more."""
+        if begin == at.offsets:
+            return []
+        found = self._of_expired(table, name, at.table, begin, at.offsets, successor)
+        if not found:
+            logger.warning("partition %s of %s was dropped: its unread rows are skipped", name, table.path)
+        return found
 
     def _of_expired(
         self,
@@ -554,7 +623,32 @@ class PartitionedStreamReader(HeadraceStreamReader):
     def _present(self, table: Any) -> list[Partition]:
         return partitions_needed(self.read_plan.definition, table.partitions(), self.options.predicate)
 
-    def _ends(self, table: Any) -> dict[str, PartitionAt]:
+    def _ends(self, table: Any, lake: int | None = None) -> PartitionedPosition:
+        """Return the present ends, and the lake's snapshot that the server knows before and after it lists them.
+
+        A partition that has expired has all of its rows in this snapshot, and a partition that is made later is not in
+        it. `lake` is a snapshot that the server knew earlier.
+        """
+        for _ in range(_LISTED_AT_MOST):
+            partitions, before = self._listed(table), lake
+            lake = self._lake_snapshot()
+            if lake == before:
+                break
+        return PartitionedPosition(self._table_id, partitions, lake=before)
+
+    def _lake_snapshot(self) -> int | None:
+        """Return the snapshot of the lake that the server knows (-1: none); None if the lake does not have the log."""
+        if not self._lake_has_log:
+            return None
+        answer = connection(self.options.bootstrap).call(
+            DescribeLakeRequest(table_id=self.read_plan.definition.table_id),
+            DescribeLakeResponse,
+            doing=f"describe the lake of {self.options.table}",
+            to_controller=True,
+        )
+        return int(answer.snapshot_id)
+
+    def _listed(self, table: Any) -> dict[str, PartitionAt]:
         """Return the end of each partition, without partitions that changed during the calls."""
         before = self._present(table)
         latest = resolve_partitions(table, "latest", before)

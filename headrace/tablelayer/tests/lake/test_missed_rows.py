@@ -12,6 +12,7 @@ import pytest
 from headrace.protocol.errors import KafkaError
 from headrace.tablelayer.client import ClientConfig, Connection, connect
 from headrace.tablelayer.lake import missed_rows
+from headrace.tablelayer.lake.adapter import LakeError
 from headrace.tablelayer.model.errors import TableError
 from headrace.tablelayer.spark.options import ReadOptions
 from headrace.tablelayer.spark.stream import stream_reader
@@ -85,6 +86,172 @@ def test_a_stream_reads_remaining_rows_of_an_expired_partition(
     assert "b" not in query.at["partitions"], "its end was reached"
     world.drop_partition("a")
     assert dropped.batch() == [row for row in newest if row[2] != "a"], "a client dropped it"
+
+
+@pytest.mark.parametrize("trigger", ["batch", "available_now"])
+def test_a_stream_reads_partitions_that_were_made_and_expired_between_its_batches(
+    server: CuttingBroker, client: Connection, trigger: str
+) -> None:
+    world = World(server, client, partitioned=True)
+    world.append(30)
+    query = Query(server, world)
+    seen = query.batch()
+    world.write([(100 + at, 1, "d") for at in range(9)])
+    world.expire_partition("d")
+    world.write([(200 + at, 2, "d") for at in range(5)])  # late rows make it again
+    world.tier()
+    world.append(4)
+    world.expire_partition("d")
+    world.write([(300, 3, "d"), (301, 3, "e"), (302, 3, "f")])
+    world.expire_partition("e")
+    world.tier()
+    world.drop_partition("f")
+    new = sorted(set(world.rows) - set(seen))
+    assert len([row for row in new if row[2] == "d"]) == 15
+    assert getattr(query, trigger)() == new
+    world.expire_partition("d")  # it was read
+    assert query.again() == new, "the same, by another process"
+    assert getattr(query, trigger)() == []
+    world.tier()
+    assert getattr(query, trigger)() == []
+
+
+def test_a_stream_reads_such_partitions_from_its_first_position_on(
+    server: CuttingBroker, client: Connection
+) -> None:
+    world = World(server, client, partitioned=True)
+    query, latest = Query(server, world), Query(server, world, startingOffsets="latest")
+    capped = Query(server, world, maxOffsetsPerTrigger="3", where=json.dumps(["=", "day", "d"]))
+    world.write([(at, at, "d") for at in range(9)])
+    world.expire_partition("d")
+    assert latest.batch() == query.batch() == capped.batch() == sorted(world.rows)
+    newest = Query(server, world, startingOffsets="latest")
+    assert newest.batch() == [], "rows from before it began"
+    world.write([(100 + at, at, "e") for at in range(9)])
+    world.expire_partition("e")
+    world.append(3)
+    assert newest.batch() == latest.batch() == [row for row in sorted(world.rows) if row[2] != "d"]
+    assert capped.batch() == []
+
+
+def test_a_stream_does_not_read_a_partition_again_that_a_round_still_has(
+    server: CuttingBroker, client: Connection
+) -> None:
+    world = World(server, client, partitioned=True)
+    world.append(30)
+    world.tier()
+    query = Query(server, world)
+    assert query.batch() == sorted(world.rows)
+    world.write([(100, 1, "a")])
+    report = world.tierer.coordinator.commit
+
+    def report_later(*given: Any) -> None:
+        server.expire(world.table.definition, "b")
+        assert query.batch() == [(100, 1, "a")]
+        report(*given)
+
+    with patch.object(world.tierer.coordinator, "commit", report_later):
+        world.tier()
+    assert query.batch() == []
+    assert query.at["lake"] != query.last["lake"]
+
+
+def test_a_partition_that_expires_before_a_planned_batch_has_read_it_ends_the_batch(
+    server: CuttingBroker, client: Connection
+) -> None:
+    world = World(server, client, partitioned=True)
+    world.append(30)
+    query = Query(server, world)
+    parts = query.plan()
+    world.expire_partition("b")
+    with pytest.raises(
+        TableError, match=r"partition b of .* expired or was dropped while it was read: read again"
+    ):
+        query.rows(parts)
+    assert query.batch_of_plan() == sorted(world.rows)
+
+
+def test_a_position_of_an_earlier_release_is_read(server: CuttingBroker, client: Connection) -> None:
+    world = World(server, client, partitioned=True)
+    world.append(30)
+    world.tier()
+    query = Query(server, world)
+    query.batch()
+    for position in (query.last, query.at):
+        assert position.pop("lake") == position.pop("began_lake")
+    assert query.again() == sorted(world.rows)
+    world.append(6)
+    assert query.batch() == sorted(world.rows)[-6:]
+    world.write([(100, 1, "d")])
+    world.expire_partition("d")
+    assert query.batch() == [(100, 1, "d")]
+
+
+def test_a_stream_ends_if_the_history_of_the_lake_does_not_reach_back_to_it(
+    server: CuttingBroker, client: Connection
+) -> None:
+    world = World(server, client, partitioned=True)
+    world.append(30)
+    world.tier()
+    query, easy = Query(server, world), Query(server, world, failOnDataLoss="false")
+    query.batch(), easy.batch()
+    world.append(6)
+    world.tier()
+    with patch.object(missed_rows, "_history", return_value=([], False)):
+        query.plan()  # no partition has expired
+        world.expire_partition("b")
+        world.append(3)
+        with pytest.raises(
+            TableError, match="may be missing, because nothing else knows of these partitions"
+        ):
+            query.batch()
+        assert [row for row in easy.batch() if row[2] != "b"] == [
+            row for row in sorted(world.rows)[-9:] if row[2] != "b"
+        ]
+
+
+@pytest.mark.parametrize("in_lake", [False, True])
+def test_a_first_batch_is_repeated_with_the_same_rows(
+    server: CuttingBroker, client: Connection, in_lake: bool
+) -> None:
+    world = World(server, client, partitioned=True)
+    world.append(30)
+    if in_lake:
+        world.expire_partition("c")
+        world.append(6)
+    query, first = Query(server, world), sorted(world.rows)
+    query.plan()
+    world.append(9)  # not in the batch
+    world.write([(100, 1, "d")])
+    world.expire_partition("b")
+    world.expire_partition("d")
+    world.write([(101, 1, "b")])
+    world.append(3)
+    world.tier()
+    world.expire()
+    query.last, query.at = query.at, query.end
+    assert query.again() == first, "by another process"
+    assert query.batch() == sorted(set(world.rows) - set(first))
+    assert query.batch() == []
+    query.end["lake"] = 17
+    if in_lake:
+        with pytest.raises(LakeError, match=r"snapshot 17 of the lake of .* cannot be repeated"):
+            query.reader.partitions(query.reader.initialOffset(), query.end | {"began": {}})
+
+
+def test_a_first_batch_of_a_key_is_not_repeated_without_a_partition_that_expired(
+    server: CuttingBroker, client: Connection
+) -> None:
+    world = World(server, client, partitioned=True, keyed=True)
+    world.append(30)
+    world.expire_partition("c")
+    query = Query(server, world, mode="upsert")
+    query.plan()
+    world.append(9)
+    world.expire_partition("b")
+    query.last, query.at = query.at, query.end
+    with pytest.raises(TableError, match=r"partition b of .* is gone, and this stream begins with it"):
+        query.again()
 
 
 @pytest.mark.parametrize("trigger", ["batch", "available_now"])
@@ -171,6 +338,22 @@ def test_rows_of_a_replaced_partition_are_not_read_from_an_older_snapshot(
     world.write([(200 + at, 1, "b") for at in range(60)])
     world.tier()
     assert query.batch() == sorted(set(world.rows) - set(seen)), "a client dropped the earlier one"
+
+
+def test_a_repeated_batch_skips_a_partition_that_a_client_replaced_before_all_of_it_was_in_the_lake(
+    server: CuttingBroker, client: Connection
+) -> None:
+    world = World(server, client, partitioned=True)
+    world.append(30)
+    query = Query(server, world)
+    query.batch()
+    world.tier()
+    world.append(15)
+    query.batch()
+    world.drop_partition("b")
+    world.write([(200, 1, "b")])
+    world.tier()
+    assert query.again() == [row for row in sorted(world.rows) if 30 <= row[0] < 45]
 
 
 def test_a_partition_that_was_never_tiered_has_no_rows_in_the_lake(

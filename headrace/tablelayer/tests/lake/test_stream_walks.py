@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from typing import Any
 
 import pytest
 
@@ -18,13 +17,12 @@ from headrace.tablelayer.tests.lake.test_plain_name import server as server
 
 
 class Walker:
-    """A stream that reads now and then, with the rows that it has read and the partitions that it knew."""
+    """A stream that reads now and then, with the rows that it has read."""
 
     def __init__(self, server: CuttingBroker, world: World, pace: float, **options: str) -> None:
         self.query = Query(server, world, **options)
         self.pace = pace
         self.seen: Counter[Row] = Counter()
-        self.known: set[str] = set()
         self.planned = False
 
     def step(self, rng: random.Random) -> str:
@@ -37,19 +35,14 @@ class Walker:
             query.last, query.at, self.planned = query.at, query.end, False
         elif (way := rng.random()) < 0.2:
             query.plan()
-            self.note(query.end)
             self.planned = True
             return "plan"
         elif way < 0.4 and not self.query.given.get("maxOffsetsPerTrigger"):
             rows, done = query.available_now(), "available now"
         else:
             rows, done = query.batch(), "batch"
-        self.note(query.at)
         self.seen.update(rows)
         return f"{done} {len(rows)}"
-
-    def note(self, position: Any) -> None:
-        self.known |= {each["id"] for each in position.get("partitions", {}).values()}
 
 
 class Walk:
@@ -102,26 +95,19 @@ class Walk:
         return f"{kind} {day}"
 
     def check(self) -> None:
-        present = set(self.ids().values()) if self.world.is_partitioned else {""}
         for number, each in enumerate(self.walkers):
             told = f"stream {number}; {self.log}"
             assert not each.seen.keys() - self.of.keys(), told
             assert not [row for row, count in each.seen.items() if count > 1], told
 
-            def may_miss(row: Row, each: Walker = each) -> bool:
-                partition = self.of[row]
-                return partition in self.dropped or partition not in each.known | present
-
-            missing = [row for row in self.of if row not in each.seen and not may_miss(row)]
             if each.planned:
                 continue
             rest: list[Row] = []
             while new := each.query.batch():
                 rest += new
-            each.note(each.query.at)
             assert not set(rest) & each.seen.keys(), told
             each.seen.update(rest)
-            missing = [row for row in missing if row not in each.seen]
+            missing = [row for row in self.of if row not in each.seen and self.of[row] not in self.dropped]
             assert not missing, f"{told}: {missing[:5]}"
 
 
