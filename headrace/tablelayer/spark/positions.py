@@ -94,7 +94,7 @@ class PartitionedPosition:
     began_lake: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        value = {
+        value: dict[str, Any] = {
             "table": self.table,
             "partitions": _texts_by_partition(self.partitions),
             "began": _texts_by_partition(self.began),

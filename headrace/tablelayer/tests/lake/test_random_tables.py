@@ -97,7 +97,7 @@ class Living:
         if self.key:
             steps += [self.change, self.change, self.delete]
         if self.partition is not None:
-            steps += [self.expire, self.drop]
+            steps += [self.expire, self.pass_by, self.drop]
         self.said.append(self.rng.choice(steps)())
 
     def append(self) -> str:
@@ -223,10 +223,20 @@ class Living:
         names = [each.name for each in self.client.table(self.path).partitions()]
         if not names:
             return "expire nothing"
-        name = self.rng.choice(names)
-        self.server.expire(self.client.table(self.path).definition, name)
-        self.expired.add(name)
-        return f"expire {name}"
+        return self.expire_these([self.rng.choice(names)])
+
+    def expire_these(self, names: Sequence[str]) -> str:
+        for name in names:
+            self.server.expire(self.client.table(self.path).definition, name)
+            self.expired.add(name)
+        return f"expire {names}"
+
+    def pass_by(self) -> str:
+        """Let the partitions that are new expire before a stream looks."""
+        before = self.client.table(self.path).partitions()
+        said = [self.append(), self.tier()]
+        after = self.client.table(self.path).partitions()
+        return ", ".join([*said, self.expire_these([each.name for each in after if each not in before])])
 
     def drop(self) -> str:
         names = [each.name for each in self.client.table(self.path).partitions()]

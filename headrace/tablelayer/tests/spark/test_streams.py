@@ -15,7 +15,7 @@ from headrace.tablelayer.model.types.column_types import BIGINT, INT, STRING
 from headrace.tablelayer.spark.options import ReadOptions
 from headrace.tablelayer.spark.positions import Position
 from headrace.tablelayer.spark.splits import Split
-from headrace.tablelayer.spark.stream import HeadraceStreamReader
+from headrace.tablelayer.spark.table_stream import HeadraceStreamReader
 from headrace.tablelayer.tests.spark.spark_tables import create, load, read_available, stream
 
 pytestmark = [
@@ -127,7 +127,8 @@ def test_rows_that_retention_took_stop_the_stream_or_are_skipped(
 
     assert splits() == [Split(0, 1, 5)]
     monkeypatch.setattr(
-        "headrace.tablelayer.spark.stream.resolve", lambda _, place: {0: 3 if place == "earliest" else 5}
+        "headrace.tablelayer.spark.table_stream.resolve",
+        lambda _, place: {0: 3 if place == "earliest" else 5},
     )
     with pytest.raises(TableError, match="failOnDataLoss=false"):
         splits()
