@@ -37,7 +37,7 @@ class MisfitError(Exception):
 
 
 class Reader(Protocol):
-    """The part of `avro_read`'s reader that reads values of any type."""
+    """The part of the reader in `read.py` that reads values of any type."""
 
     data: np.ndarray
     writer: AvroSchema

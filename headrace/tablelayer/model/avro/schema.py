@@ -1,4 +1,4 @@
-"""Avro schemas (specification 1.12): parsed into tables for the kernels of `avro_read`, and made for tables.
+"""Avro schemas (specification 1.12): parsed into tables for the kernels of `read.py`, and made for tables.
 
 A schema from a client is untrusted until it is parsed: names must be defined, a type may contain itself only through
 a union, an array or a map, and sizes and depths are bounded. Any violation is an `AvroSchemaError`.
