@@ -2,7 +2,7 @@
 
 Importing the server and loading its kernels takes 2.5 s of a core; a fork takes some milliseconds. A request has the
 words, the folder, the environment and the three standard streams. A fork has nothing else of the one that asked, and
-nothing of earlier forks. It is handed over to the process that asked, which is then its parent (`commands.py`).
+nothing of earlier forks. It is handed over to the process that asked, which is then its parent.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A kernel works on one type for all rows: `positions[row]` is the start of the row's value of this type; rows without
 one (`given` false) are skipped. `data` has PADDING more bytes at its end. `walk` goes over every value once and
 checks it completely, within the bounds of its record; afterwards values can be read without checks. Node tables are
-those of `avro_schema.AvroSchema`: kind, size or first link, number of links, takes no bytes.
+those of `schema.AvroSchema`: kind, size or first link, number of links, takes no bytes.
 """
 
 from __future__ import annotations

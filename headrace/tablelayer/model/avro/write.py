@@ -1,6 +1,6 @@
 """Conversion of rows to Avro's binary encoding: one compiled pass that writes each row once, from the Arrow buffers.
 
-The types are in `avro_schema`. Nested columns are written level by level, the innermost first, each level in one
+The types are in `schema.py`. Nested columns are written level by level, the innermost first, each level in one
 pass; the next pass copies their bytes. The kernel reads the columns through their addresses, as in `json_write`; the
 caller keeps the arrays alive.
 """

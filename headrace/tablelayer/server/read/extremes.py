@@ -1,4 +1,4 @@
-"""The lowest and highest values of a bucket's columns (`model.extremes`), and the numbers of rows and values.
+"""The lowest and highest values of a bucket's columns (`model.batches.extremes`), and the numbers of rows and values.
 
 In a log table, only the fronts of batches with exact statistics are read, and the requested columns of other batches.
 In a primary-key table the state is read, as for a count with a filter, because statistics are of its changes. Blocking

@@ -4,7 +4,7 @@ Only the batch's header, its change types and the metadata of the Arrow message 
 lists the field nodes and buffers of the chosen columns. The answer is this metadata, followed by the chosen buffers as
 slices of memory or as regions of the segment file for `sendfile`. Buffers are neither decompressed nor copied.
 
-A projected batch has the right length for its content, but no valid CRC (`model.batch`).
+A projected batch has the right length for its content, but no valid CRC (`model.batches.batch`).
 """
 
 from __future__ import annotations
