@@ -1,12 +1,29 @@
-"""Paths in backticks lead somewhere: pages about the code name files that exist."""
+"""Paths in backticks lead somewhere: pages and docstrings name files that exist."""
 
 from docsite.links import markdown_files
-from docsite.paths import dead_paths
+from docsite.paths import dead_modules, dead_paths, sources
 
 
 def test_paths_in_backticks_exist():
     dead = [line for page in markdown_files() for line in dead_paths(page)]
     assert not dead, "\n".join(dead)
+
+
+def test_modules_in_docstrings_and_comments_exist():
+    named = [source for source in sources() if "tests" not in source.parts]
+    dead = [line for source in named for line in dead_modules(source)]
+    assert not dead, "\n".join(dead)
+
+
+def test_a_module_that_does_not_exist_is_found(tmp_path):
+    source = tmp_path / "source.py"
+    source.write_text(
+        '"""See `paths.py` and `docsite/links.py`,\n`docsite/no_path.py`, `site/paths.py`."""\n'
+    )
+    assert [line.partition(": there")[0].removeprefix(f"{tmp_path}/") for line in dead_modules(source)] == [
+        "source.py:2: `docsite/no_path.py`",
+        "source.py:2: `site/paths.py`",
+    ]
 
 
 def test_a_path_that_does_not_exist_is_found(tmp_path):
