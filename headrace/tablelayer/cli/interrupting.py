@@ -5,6 +5,9 @@ A thread that computes in a library does not hear Ctrl-C. So the thread of the w
 
 The operating system may give the signal to any thread. Only the main thread acts on it, and not while it waits: so it
 looks every _LOOK_SECONDS.
+
+DuckDB looks for an interruption between parts of its work: a thread that sorts 30 million rows ended up to 2.3 s later.
+The prompt was back after 0.37 s at most, because it does not wait for the thread.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def load_file(
     kind = format_of(file, {})
     if not any(mark in file for mark in "*?[") and "://" not in file and not Path(file).exists():
         raise CommandError(f"{file} does not exist")
-    with open_connection(server) as connection:
+    with open_connection(server, COPYING_PATIENCE_MS) as connection:
         has_database = path.database in connection.admin.list_databases()
         exists = has_database and connection.admin.table_exists(path)
         known = connection.admin.describe_table(path).schema.primary_key if exists else ()

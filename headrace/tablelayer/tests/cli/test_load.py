@@ -5,6 +5,8 @@ import json
 
 import pytest
 
+from headrace.tablelayer.cli import load, shell
+from headrace.tablelayer.cli.connect import COPYING_PATIENCE_MS, open_connection
 from headrace.tablelayer.client import connect
 
 _numbers = itertools.count()
@@ -41,6 +43,21 @@ def test_a_file_becomes_a_table_and_the_next_one_is_written_into_it(headrace, da
     assert "'bucket.num' = '2'" in done.stdout
     assert headrace("load", str(second), table).stdout == "2 rows written\n"
     assert [(row["id"], row["name"]) for row in rows(headrace, table)] == [(1, "Ann"), (2, "Bob"), (3, "Eve")]
+
+
+def test_each_call_of_a_load_may_wait_for_a_server_that_compiles(headrace, database, tmp_path, monkeypatch):
+    seen = []
+
+    def opened(server, patience_ms=0):
+        seen.append(patience_ms)
+        return open_connection(server, patience_ms)
+
+    monkeypatch.setattr(load, "open_connection", opened)
+    monkeypatch.setattr(shell, "open_connection", opened)
+    file = tmp_path / "t.csv"
+    file.write_text("id\n1\n")
+    assert headrace("load", str(file), f"{database}.t", "--key", "id").exit_code == 0
+    assert seen == [COPYING_PATIENCE_MS] * 2
 
 
 def test_an_impossible_load_is_refused_and_changes_nothing(headrace, database, tmp_path):
