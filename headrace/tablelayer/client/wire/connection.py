@@ -241,6 +241,11 @@ class BrokerConnection:
                 hint = (
                     "requires TLS: security.protocol" if context is None else "requires a client certificate"
                 )
+                if isinstance(error, RequestTimeout):
+                    raise ConnectionFailed(
+                        f"{host}:{port} accepted the connection, but did not answer within {timeout_ms} ms: it hangs"
+                        f" or is very busy, is not a Kafka broker, or {hint}"
+                    ) from error
                 raise ConnectionFailed(
                     f"{host}:{port} does not answer like a Kafka broker, or {hint}: {error}"
                 ) from error
