@@ -10,6 +10,8 @@ A cache is code that is executed: only the owner of the folder can write to it.
 entries of its index. Without it, two processes that compile one function for different arguments can store one's code
 under the other's entry.
 
+`without_modules` saves the memory of what only the compilation of other kernels needs.
+
 `giving_way` is for a warm-up. numba compiles or loads one kernel at a time, and its lock has no queue: without
 `giving_way`, each kernel that a request needs may wait for one or more kernels of the warm-up.
 """
@@ -106,6 +108,34 @@ def one_writer() -> None:
             save(self, key, data)
 
     IndexDataCacheFile.save = alone
+
+
+def without_modules() -> None:
+    """Let kernels that are loaded from the cache keep their intermediate code as bytes. Imports numba.
+
+    numba keeps it as a module of LLVM, only to compile other kernels that call them: 17 MB for 77 kernels.
+    """
+    import numba  # noqa: F401
+    from llvmlite import binding
+    from numba.core.codegen import JITCodeLibrary
+
+    load, module_of = JITCodeLibrary._unserialize.__func__, JITCodeLibrary._get_module_for_linking
+    if hasattr(module_of, "__wrapped__"):
+        return
+
+    def loaded(cls: Any, codegen: Any, state: Any) -> Any:
+        library = load(cls, codegen, state)
+        if library._shared_module is not None:
+            library._shared_module, library._bitcode = None, state[2][1]
+        return library
+
+    @functools.wraps(module_of)
+    def parsed(self: Any) -> Any:
+        bitcode = getattr(self, "_bitcode", None)
+        return module_of(self) if bitcode is None else binding.parse_bitcode(bitcode)
+
+    JITCodeLibrary._unserialize = classmethod(loaded)
+    JITCodeLibrary._get_module_for_linking = parsed
 
 
 @contextlib.contextmanager

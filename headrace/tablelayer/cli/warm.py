@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from importlib import import_module
 from time import perf_counter
 
-from headrace.protocol.loading.kernel_cache import giving_way, one_writer
+from headrace.protocol.loading.kernel_cache import giving_way, one_writer, without_modules
 
 #: Modules that have kernels, each with a `warm()`. The kernels that every write, lookup and scan of a table needs come
 #: first, so that a server that was killed while it compiled the others has them at its next start.
@@ -56,6 +56,7 @@ def warm_up() -> Iterator[tuple[str, float]]:
     A thread that needs a kernel meanwhile waits for at most one of them. Call it from one thread.
     """
     one_writer()
+    without_modules()
     with giving_way():
         for name in KERNEL_MODULES:
             yield _warmed(name)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import Any
 
 import pytest
+from numba import njit
 from numba.core.caching import IndexDataCacheFile
 
-from headrace.protocol.loading.kernel_cache import one_writer
+from headrace.protocol.loading.kernel_cache import one_writer, without_modules
 
 ROOT = Path(__file__).resolve().parents[4]
 PROGRAM = """
@@ -163,3 +166,29 @@ def test_one_writer_may_come_while_another_thread_imports_numba() -> None:
         [sys.executable, "-c", IN_BETWEEN], capture_output=True, text=True, cwd=ROOT, timeout=100, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_loaded_kernels_keep_no_module_and_can_be_called_by_kernels_that_are_compiled_later(
+    tmp_path: Path,
+) -> None:
+    without_modules()
+    source = tmp_path / "doubling.py"
+    source.write_text(
+        "from numba import njit\n\n@njit('int64(int64)', cache=True)\ndef twice(x):\n    return 2 * x\n"
+    )
+
+    def twice() -> Any:
+        spec = spec_from_file_location("doubling", source)
+        assert spec is not None
+        assert spec.loader is not None
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module.twice
+
+    assert sum(twice().stats.cache_misses.values()) == 1
+    loaded = twice()
+    assert sum(loaded.stats.cache_hits.values()) == 1
+    (result,) = loaded.overloads.values()
+    assert result.library._shared_module is None
+    four_times = njit(lambda x: loaded(loaded(x)))
+    assert (loaded(3), four_times(3)) == (6, 12)
