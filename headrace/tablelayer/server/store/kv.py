@@ -158,11 +158,11 @@ class KeyValueStore:
 
     @classmethod
     def open(cls, path: Path, memory: SharedMemory, stores: int = 1) -> KeyValueStore:
-        """Open or create a store; see `SharedMemory.options` for `stores`.
+        """Open or create a store, within the budget of files; see `SharedMemory.options` for `stores`.
 
         Raises DamagedStoreError if the files are unusable, StoreInUseError, DiskFullError, OSError.
         """
-        database = _open(path, memory, stores)
+        database = memory.stores.opened(lambda: _open(path, memory, stores))
         try:
             return cls(database, path, memory, stores)
         except Exception as error:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from rocksdict import DbClosedError
@@ -52,7 +53,7 @@ class OpenStores:
         """The stores that would still be open if `stores_max` were allowed, oldest first."""
         self.reopened = 0
         """Number of times that a closed store was opened again."""
-        self.one_at_a_time = threading.Lock()
+        self._one_at_a_time = threading.Lock()
         """Held while a store is opened: RocksDB's binding keeps the interpreter lock meanwhile."""
         self._clock = clock
         self._lock = threading.Lock()
@@ -102,6 +103,20 @@ class OpenStores:
                 closed = True
                 self._miss(store)
         return closed
+
+    def opened(self, open_files: Callable[[], Any]) -> Any:
+        """Make room for a store, and return the result of `open_files`. If the process can open no more files, close a
+        store and call it once more.
+        """
+        self.make_room()
+        try:
+            with self._one_at_a_time:
+                return open_files()
+        except OSError as error:
+            if not is_out_of_descriptors(error) or not self.close_one():
+                raise
+        with self._one_at_a_time:
+            return open_files()
 
     def _miss(self, store: StoreFiles) -> None:
         with self._lock:
@@ -221,25 +236,14 @@ class StoreFiles:
             self.__exit__()
 
     def _reopen(self) -> None:
-        self._stores.make_room()
         with self._changing:
             if self._database is not None:
                 return
             if self._ended:
                 raise DbClosedError("the key-value store is closed")
-            try:
-                database = self._opened()
-            except OSError as error:
-                if not is_out_of_descriptors(error) or not self._stores.close_one():
-                    raise
-                database = self._opened()
-            self._database = database
+            self._database = self._stores.opened(self._owner.open_files)
         self._stores.opened_again(self)
         self.count()
-
-    def _opened(self) -> Any:
-        with self._stores.one_at_a_time:
-            return self._owner.open_files()
 
     def close_unused(self) -> bool:
         """Flush and close the store unless it is in use. Return whether it was closed."""

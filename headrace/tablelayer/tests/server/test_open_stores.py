@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,7 +15,7 @@ import pytest
 from headrace.tablelayer.model.types.sizes import RowCost
 from headrace.tablelayer.server.bucket.tasks import Kind
 from headrace.tablelayer.server.limits import Limits
-from headrace.tablelayer.server.store import open_stores
+from headrace.tablelayer.server.store import kv, open_stores
 from headrace.tablelayer.server.store.errors import DamagedStoreError
 from headrace.tablelayer.server.store.kv import NOTE, KeyValueStore
 from headrace.tablelayer.server.store.layout import KeyRange
@@ -82,7 +84,7 @@ def test_no_more_stores_than_allowed_are_open_and_the_least_recently_used_one_is
 
 
 def test_files_are_counted_with_the_sorted_tables(tmp_path: Path) -> None:
-    memory = SharedMemory(msgspec.structs.replace(Limits(), store_files_max=15))
+    memory = SharedMemory(msgspec.structs.replace(Limits(), store_files_max=19))
     first, second, third = (written(tmp_path / name, memory) for name in "abc")
     assert memory.stores.files == 18
     first.flush()
@@ -90,6 +92,25 @@ def test_files_are_counted_with_the_sorted_tables(tmp_path: Path) -> None:
     assert memory.stores.make_room()
     # The flush used the first one last.
     assert [store.is_open for store in (first, second, third)] == [True, False, False]
+
+
+def test_room_is_made_before_a_store_of_a_start_or_a_copy_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, really_open, open_before = limited(2), kv._open, list[int]()
+    full = OSError(errno.EMFILE, "Too many open files")
+
+    def opened(path: Path, *rest: Any, **options: Any) -> Any:
+        open_before.append(memory.stores.count)
+        if len(open_before) == 3:
+            raise full
+        return really_open(path, *rest, **options)
+
+    monkeypatch.setattr(kv, "_open", opened)
+    stores = [written(tmp_path / name, memory) for name in "abc"]
+    # The third opening finds room for one more, meets the limit of files, and is repeated after another closing.
+    assert open_before == [0, 1, 1, 0]
+    assert [store.is_open for store in stores] == [False, False, True]
 
 
 def test_a_store_in_use_is_not_closed(tmp_path: Path) -> None:
