@@ -20,6 +20,7 @@ import logging
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -70,9 +71,12 @@ class RecoveredLog(msgspec.Struct):
     report: RecoveryReport
 
 
+_NOTHING_DONE: Final = RecoveryReport()
+
+
 def nothing() -> RecoveredLog:
     """Return the parts of a new log."""
-    return RecoveredLog([], Checkpoint(), LeaderEpochs(), ProducerState(), RecoveryReport())
+    return RecoveredLog([], Checkpoint(), LeaderEpochs(), ProducerState(), _NOTHING_DONE)
 
 
 def recover(disk: Disk, directory: Path, config: LogConfig, clock: Clock) -> RecoveredLog:

@@ -58,6 +58,8 @@ _ADDED_TIMES_MAX = 4
 """Maximum number of times that one batch adds columns: its records' fields may be found one after another, and other
 requests may alter the table too."""
 _UNREADABLE_TOLD_MAX = 1_000
+_NONE_UNREADABLE: frozenset[int] = frozenset()
+"""One for all buckets: each empty set takes 216 bytes."""
 _MERGES_REFUSED_MAX = 100
 """Maximum number of a batch's records that only a merge can refuse: each one costs another attempt to write the batch.
 """
@@ -79,7 +81,7 @@ class TableBucket:
         self._known = (partition.topic, services.catalog.definition(partition.topic))
         self.joiners = Joiners(services, partition)
         self._transcoding = asyncio.Lock()
-        self._unreadable: frozenset[int] = frozenset()
+        self._unreadable = _NONE_UNREADABLE
         self._producing = 0
         """Number of batches of producers that are under way beside the event loop."""
 

@@ -73,6 +73,10 @@ _STALL_PAUSE_SECONDS_MAX = 0.1
 _STALL_SECONDS_MAX = 60.0  # a replay that stalls for longer has a failing disk
 _SIZE_PROPERTIES = ("rocksdb.live-sst-files-size", "rocksdb.size-all-mem-tables")
 _SNAPSHOT_ATTEMPTS = 16
+_WRITE_OPTIONS = WriteOptions()
+_WRITE_OPTIONS.disable_wal = True
+_WRITE_OPTIONS.no_slowdown = True  # see `_write`
+_WRITE_OPTIONS.memtable_insert_hint_per_batch = True  # batches come sorted
 _SMALL_BYTES = 256 << 10
 """Number of bytes that are written to an open store between two flushes before its memtable becomes large."""
 _PREFIXES_TOGETHER_MIN = 64
@@ -130,10 +134,6 @@ class KeyValueStore:
         """Number of flushed files from which they are merged."""
         self._flushing = threading.Lock()
         """Held by the flush of a scan: RocksDB's Python object cannot be closed during one of its calls."""
-        self._write_options = WriteOptions()
-        self._write_options.disable_wal = True
-        self._write_options.no_slowdown = True  # see `_write`
-        self._write_options.memtable_insert_hint_per_batch = True  # batches come sorted
         meta = None if database is None else database.get(META_KEY)
         if meta is not None:
             self._begin_at(decode_meta(meta))
@@ -405,7 +405,7 @@ class KeyValueStore:
             fill(batch)
             size: int = batch.size_in_bytes()
             try:
-                database.write(batch, self._write_options)
+                database.write(batch, _WRITE_OPTIONS)
             except Exception as error:
                 if "Write stall" not in str(error):
                     raise_passing(error)

@@ -29,6 +29,9 @@ _MEMTABLE_BYTES_MIN = 512 << 10
 _SMALL_MEMTABLE_BYTES = 1 << 20
 _MEMTABLE_BLOOM_RATIO = 0.02  # share of a memtable: 320 KiB of 16 MiB, enough for 250,000 keys
 _ARENA_BLOCK_BYTES_MAX = 256 << 10
+_FILE_BUFFER_BYTES = 16 << 10
+"""Size of the buffer of a file that is written. An open store has two such files, the manifest and a write-ahead log;
+RocksDB's default takes 64 KiB for each."""
 FILES_MERGED: Final = 4
 """Number of flushed files from which they are merged with all other rows of a store."""
 
@@ -90,6 +93,7 @@ class SharedMemory:
         options.set_write_buffer_manager(self.memtables)
         options.set_memtable_prefix_bloom_ratio(_MEMTABLE_BLOOM_RATIO)
         options.set_memtable_whole_key_filtering(True)
+        options.set_writable_file_max_buffer_size(_FILE_BUFFER_BYTES)
         options.set_max_background_jobs(2)
         options.set_max_file_opening_threads(1)  # RocksDB starts them all, even for no file
         options.set_level_zero_file_num_compaction_trigger(FILES_MERGED)

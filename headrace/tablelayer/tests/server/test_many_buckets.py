@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import sys
 from collections.abc import Awaitable, Callable, Iterable
@@ -105,6 +106,10 @@ async def test_an_idle_bucket_keeps_nothing_that_a_write_has_made(tmp_path: Path
             assert (await table.put(("+", {"id": number, "v": "a"}))).error_code == 0
         await until(lambda: not partition.hooks._tasks._tasks)
         assert (partition._promises, partition._ending) == ((), ())
+        await partition.flush(all_tables.broker.context.executor)
+        assert partition._flushing is None
+        for kept in (partition._waiters, partition.hooks._tasks._tasks):
+            assert sys.getsizeof(kept) == sys.getsizeof({})  # an emptied dict can keep its memory
         other = await all_tables.create(COLUMNS, name="u")
         assert other.definition.settings is table.definition.settings
 
@@ -177,6 +182,36 @@ def test_the_memtables_of_many_stores_stay_small(tmp_path: Path) -> None:
         store.destroy()
     assert taken[0] > 300_000
     assert taken[1] < 50_000
+
+
+class _MallInfo(ctypes.Structure):
+    """glibc's `struct mallinfo2`; `uordblks` is the number of allocated bytes."""
+
+    _fields_ = [
+        ("before", ctypes.c_size_t * 7),
+        ("uordblks", ctypes.c_size_t),
+        ("after", ctypes.c_size_t * 2),
+    ]
+
+
+def test_an_open_store_takes_little_memory(tmp_path: Path) -> None:
+    """With RocksDB's default buffers of files it takes 373 kB."""
+    info = ctypes.CDLL(None).mallinfo2
+    info.restype = _MallInfo
+
+    def opened(numbers: Iterable[int]) -> list[KeyValueStore]:
+        stores = [KeyValueStore.unmade(tmp_path / str(number), memory) for number in numbers]
+        for store in stores:
+            store.write([([b"\x01a"], [b"one"])], 1, 1)
+        return stores
+
+    memory = SharedMemory(Limits())
+    stores = opened(range(2))
+    before = info().uordblks
+    stores += opened(range(2, 12))
+    assert info().uordblks - before < 10 * 320_000
+    for store in stores:
+        store.destroy()
 
 
 class Passing:
