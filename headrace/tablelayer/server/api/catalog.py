@@ -35,7 +35,7 @@ class CatalogHandlers:
         self, context: RequestContext, request: m.CreateDatabaseRequest
     ) -> m.CreateDatabaseResponse:
         self._rights.require_on_database(context, Operation.CREATE, request.name)
-        await self._catalog.create_database(
+        await self._catalog.databases.create(
             request.name,
             ignore_if_exists=request.ignore_if_exists,
             comment=request.comment,
@@ -47,12 +47,12 @@ class CatalogHandlers:
         self, context: RequestContext, request: m.DropDatabaseRequest
     ) -> m.DropDatabaseResponse:
         self._rights.require_on_database(context, Operation.DELETE, request.name)
-        if request.cascade and request.name in self._catalog.databases():
+        if request.cascade and request.name in self._catalog.databases.names():
             for name in self._catalog.tables(request.name):
                 self._rights.require(context, Operation.DELETE, TablePath(request.name, name))
             paths = [TablePath(request.name, name) for name in self._catalog.tables(request.name)]
             context.mutates(sum(self._catalog.bucket_count(path) for path in paths))
-        await self._catalog.drop_database(
+        await self._catalog.databases.drop(
             request.name, ignore_if_not_exists=request.ignore_if_not_exists, cascade=request.cascade
         )
         return m.DropDatabaseResponse()
@@ -66,7 +66,7 @@ class CatalogHandlers:
         self, context: RequestContext, request: m.DescribeDatabaseRequest
     ) -> m.DescribeDatabaseResponse:
         self._require_visible(context, request.name)
-        database = self._catalog.database(request.name)
+        database = self._catalog.databases.get(request.name)
         return m.DescribeDatabaseResponse(
             created_at_ms=database.created_at_ms,
             table_count=len(self._rights.visible_tables(context, request.name)),
@@ -80,7 +80,7 @@ class CatalogHandlers:
         self, context: RequestContext, request: m.AlterDatabaseRequest
     ) -> m.AlterDatabaseResponse:
         self._rights.require_on_database(context, Operation.ALTER, request.name)
-        await self._catalog.alter_database(
+        await self._catalog.databases.alter(
             request.name,
             comment=request.comment,
             set_properties={each.key: each.value for each in request.set_properties},
@@ -133,7 +133,7 @@ class CatalogHandlers:
         self, context: RequestContext, request: m.ListTablesRequest
     ) -> m.ListTablesResponse:
         self._require_visible(context, request.database)
-        self._catalog.database(request.database)
+        self._catalog.databases.get(request.database)
         return m.ListTablesResponse(tables=self._rights.visible_tables(context, request.database))
 
     async def describe_table(

@@ -1,23 +1,17 @@
-"""Databases and tables. A table is a topic with a `table.schema`; a database is a node in the coordination store.
+"""Tables, and the databases that they are in. A table is a topic with a `table.schema`.
 
-The database `default` always exists. A table needs an existing database, also when a Kafka admin client creates it. A
-database is dropped when it is empty, or together with its tables. The names of databases are held in memory, and
-updated after the store; one change of a database runs at a time. Tables are read from the broker's topics.
+A table needs an existing database, also when a Kafka admin client creates it. Tables are read from the broker's topics.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
-from weakref import WeakValueDictionary
 
-import msgspec
-
-from headrace.broker.metadata.nodes import follow, modify
+from headrace.broker.metadata.nodes import follow
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.options.table_options import DEFAULT_BUCKET_COUNT_CONFIG
@@ -30,8 +24,9 @@ from headrace.tablelayer.model.table.definition import (
 from headrace.tablelayer.model.table.evolution import Change
 from headrace.tablelayer.model.table.partition_keys import values_of
 from headrace.tablelayer.model.table.partitions import check_partitioned, spec_texts
-from headrace.tablelayer.model.table.path import DEFAULT_DATABASE, TablePath, check_name
+from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.topic_config import from_topic_config
+from headrace.tablelayer.server.catalog.databases import DATABASES, Databases
 from headrace.tablelayer.server.catalog.definition_reading import (
     DefinitionReader,
     ReadConfig,
@@ -50,10 +45,6 @@ logger = logging.getLogger("headrace.tables")
 Result = TypeVar("Result")
 
 MAX_PARTITIONS_CONFIG = "max.partition.num"
-DATABASES = "/databases"
-
-DATABASE_BYTES_MAX = 64 << 10
-"""Maximum size of a database's comment and properties: a node in the coordination store must be small."""
 
 
 def is_table(config: Mapping[str, str]) -> bool:
@@ -69,47 +60,15 @@ def _has_rows(config: Mapping[str, str]) -> bool:
     return is_table(config) or is_partition(config)
 
 
-class Database(msgspec.Struct, frozen=True):
-    """A database's attributes; `created_at_ms` is -1 for `default`."""
-
-    created_at_ms: int = -1
-    comment: str | None = None
-    properties: Mapping[str, str] = msgspec.field(default_factory=dict)
-
-    def to_json(self) -> bytes:
-        value = {
-            "created_at_ms": self.created_at_ms,
-            "comment": self.comment,
-            "properties": dict(self.properties),
-        }
-        return json.dumps(value).encode()
-
-    @classmethod
-    def from_json(cls, data: bytes) -> Database:
-        value = json.loads(data)
-        return cls(value.get("created_at_ms", -1), value.get("comment"), value.get("properties", {}))
-
-    def check(self, name: str) -> None:
-        """Raise TableError(INVALID_TABLE) if the database is too large to be stored."""
-        size = len(self.to_json())
-        if size > DATABASE_BYTES_MAX:
-            raise TableError(
-                TableErrorCode.INVALID_TABLE,
-                f"the comment and properties of database '{name}' have {size} bytes; the "
-                f"maximum is {DATABASE_BYTES_MAX}",
-            )
-
-
 class Catalog:
     def __init__(self) -> None:
         self._altering = asyncio.Lock()
         self._context: BrokerContext | None = None
-        self._databases: dict[str, Database] = {DEFAULT_DATABASE: Database()}
-        self._dropping: set[str] = set()
-        self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._not_understood: dict[UUID, TopicImage] = {}
         self._definitions: dict[UUID, tuple[TopicImage, TopicImage, StoredTable]] = {}
         self.reader: DefinitionReader
+        """Set by `load`."""
+        self.databases: Databases
         """Set by `load`."""
 
     @property
@@ -121,31 +80,21 @@ class Catalog:
     async def load(self, context: BrokerContext) -> None:
         self._context = context
         self.reader = DefinitionReader(context.threads)
-        await self._read_databases()
+        self.databases = Databases(context, self.tables, self._drop_existing)
+        await self.databases.read()
 
     async def run(self) -> None:
         """Follow other brokers' changes of databases, until cancelled."""
-        await follow(self.context.store, DATABASES, self._read_databases)
+        await follow(self.context.store, DATABASES, self.databases.read)
 
     async def refreshed(self) -> bool:
         """Read all earlier changes of other brokers. Return False if there are no other brokers."""
         metadata = self.context.metadata
         if metadata.is_alone:
             return False
-        await self._read_databases()
+        await self.databases.read()
         await self.context.following.refreshed()
         return True
-
-    async def _read_databases(self) -> None:
-        store = self.context.store
-        names = await store.children(DATABASES)
-        nodes = await store.get_many([f"{DATABASES}/{name}" for name in names])
-        found = {
-            name: Database.from_json(node.data)
-            for name, node in zip(names, nodes, strict=True)
-            if node is not None and name not in self._dropping
-        }
-        self._databases = {DEFAULT_DATABASE: Database(), **found}
 
     @property
     def context(self) -> BrokerContext:
@@ -162,113 +111,6 @@ class Catalog:
                 f"table {definition.path} has {count} partitions; the maximum ({MAX_PARTITIONS_CONFIG}) is {most}: "
                 "drop some, or raise the broker's configuration",
             )
-
-    def check_database(self, name: str) -> None:
-        if name not in self._databases:
-            raise TableError(
-                TableErrorCode.DATABASE_NOT_FOUND,
-                f"there is no database '{name}'; create it first: CREATE DATABASE {name}",
-            )
-
-    # -- databases -----------------------------------------------------------------------------------------
-
-    def databases(self) -> list[str]:
-        return sorted(self._databases)
-
-    def database(self, name: str) -> Database:
-        """Return a database. Raises TableError(DATABASE_NOT_FOUND)."""
-        self.check_database(name)
-        return self._databases[name]
-
-    async def create_database(
-        self,
-        name: str,
-        *,
-        ignore_if_exists: bool,
-        comment: str | None = None,
-        properties: Mapping[str, str] | None = None,
-    ) -> None:
-        check_name("database", name)
-        async with self._changing_database(name):
-            if name not in self._databases:
-                created = Database(self.context.clock.time_ms(), comment, dict(properties or {}))
-                created.check(name)
-                stored = await modify(
-                    self.context.store,
-                    f"{DATABASES}/{name}",
-                    lambda data: data or created.to_json(),
-                    root=DATABASES,
-                )
-                assert stored is not None
-                self._databases[name] = Database.from_json(stored)
-            elif not ignore_if_exists:
-                raise TableError(TableErrorCode.DATABASE_EXISTS, f"database '{name}' exists already")
-
-    async def alter_database(
-        self,
-        name: str,
-        *,
-        comment: str | None,
-        set_properties: Mapping[str, str],
-        reset_properties: Sequence[str],
-    ) -> None:
-        """Alter a database. A `comment` of None keeps the old one; '' removes it. Raises TableError."""
-        async with self._changing_database(name):
-            self.check_database(name)
-
-            def changed(data: bytes | None) -> bytes:
-                old = Database() if data is None else Database.from_json(data)
-                kept = {key: value for key, value in old.properties.items() if key not in reset_properties}
-                new = Database(
-                    old.created_at_ms,
-                    old.comment if comment is None else (comment or None),
-                    {**kept, **set_properties},
-                )
-                new.check(name)
-                return new.to_json()
-
-            stored = await modify(self.context.store, f"{DATABASES}/{name}", changed, root=DATABASES)
-            assert stored is not None
-            self._databases[name] = Database.from_json(stored)
-
-    async def drop_database(self, name: str, *, ignore_if_not_exists: bool, cascade: bool) -> None:
-        async with self._changing_database(name):
-            if name not in self._databases:
-                if ignore_if_not_exists:
-                    return
-                raise TableError(TableErrorCode.DATABASE_NOT_FOUND, f"there is no database '{name}'")
-            if name == DEFAULT_DATABASE:
-                raise TableError(
-                    TableErrorCode.INVALID_TABLE, f"the database '{DEFAULT_DATABASE}' cannot be dropped"
-                )
-            if not cascade:
-                self._check_empty(name)
-            database = self._databases.pop(name)  # from here on no table can be created in it
-            self._dropping.add(name)
-            try:
-                await self.context.following.settled()  # tables that were being created are visible now
-                if not cascade:
-                    self._check_empty(name)
-                for table in self.tables(name):
-                    await self.drop_table(TablePath(name, table), ignore_if_not_exists=True)
-                await modify(self.context.store, f"{DATABASES}/{name}", lambda _: None, root=DATABASES)
-            except BaseException:
-                self._databases[name] = database
-                raise
-            finally:
-                self._dropping.discard(name)
-
-    def _check_empty(self, name: str) -> None:
-        tables = self.tables(name)
-        if tables:
-            raise TableError(
-                TableErrorCode.DATABASE_NOT_EMPTY,
-                f"database '{name}' has {len(tables)} tables ({', '.join(tables[:5])}); drop them, or use CASCADE",
-            )
-
-    def _changing_database(self, name: str) -> asyncio.Lock:
-        """Return the lock for changes of a database; it exists while it is held or awaited."""
-        return self._changing.setdefault(name, asyncio.Lock())
 
     # -- tables --------------------------------------------------------------------------------------------
 
@@ -352,7 +194,7 @@ class Catalog:
         """Return a table or partition. Raises TableError: DATABASE_NOT_FOUND, TABLE_NOT_FOUND."""
         topic = self.context.metadata.topic(path.topic)
         if topic is None or not _has_rows(topic.config):
-            self.check_database(path.database)
+            self.databases.check(path.database)
             what = "is a plain topic, not a table" if topic is not None else "does not exist"
             raise TableError(TableErrorCode.TABLE_NOT_FOUND, f"table {path} {what}")
         return self.definition(topic)
@@ -383,7 +225,7 @@ class Catalog:
         default = self.context.config[DEFAULT_BUCKET_COUNT_CONFIG]
         path, buckets, config = await self.reader.run(read_definition, text, default)
         check(path, buckets, config)
-        self.check_database(path.database)
+        self.databases.check(path.database)
         if path.partition is not None:
             raise TableError(
                 TableErrorCode.INVALID_TABLE,
@@ -496,6 +338,9 @@ class Catalog:
                 raise TableError(TableErrorCode.TABLE_NOT_FOUND, f"table {path} does not exist") from None
         if PARTITIONED_BY_CONFIG in topic.config:
             await self.drop_orphans()
+
+    async def _drop_existing(self, path: TablePath) -> None:
+        await self.drop_table(path, ignore_if_not_exists=True)
 
     # -- partitions ----------------------------------------------------------------------------------------
 

@@ -57,7 +57,7 @@ class TopicChecks:
             path = _table_path(topic)
             _refuse_topic_lake(config)
             _refuse_record_options(config)
-            self._catalog.check_database(path.database)
+            self._catalog.databases.check(path.database)
             normal = await self._catalog.reader.run(read_new, path, partitions, config, self._lakes)
             self._check_registry(normal.definition)
             self._check_precreated(normal.definition)

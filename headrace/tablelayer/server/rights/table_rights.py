@@ -132,7 +132,7 @@ class TableRights:
     def visible_databases(self, context: RequestContext) -> list[str]:
         """Return the databases that the caller may see."""
         shown = self._shown(context)
-        return [name for name in self._catalog.databases() if self._sees_database(context, name, shown)]
+        return [name for name in self._catalog.databases.names() if self._sees_database(context, name, shown)]
 
     def visible_tables(self, context: RequestContext, database: str) -> list[str]:
         """Return visible tables, in order. The time it takes reveals nothing about tables that no ACL shows."""
