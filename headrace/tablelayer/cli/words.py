@@ -44,7 +44,12 @@ def moment_of(text: str, option: str = "--at") -> int:
         raise CommandError(
             f"{option} {text!r} is not a time: write 2024-09-19T12:00:00, or milliseconds since 1970"
         ) from None
-    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+    time_ms = int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+    return time_ms if time_ms >= 0 else _EARLIEST
+
+
+_EARLIEST = -2
+"""Kafka's sign of the beginning of a log. A time before 1970 would be such a sign, perhaps that of the end."""
 
 
 def topic_and_partitions(text: str) -> tuple[str, list[int] | None]:

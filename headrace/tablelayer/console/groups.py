@@ -134,7 +134,8 @@ def _moment(text: str) -> int:
     """Return a time in milliseconds; UTC if it has no zone. Raises RequestError."""
     try:
         moment = datetime.fromisoformat(text)
-        return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+        time_ms = int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+        return time_ms if time_ms >= 0 else EARLIEST
     except (ValueError, OverflowError):
         raise RequestError(
             f"to is {text[:100]!r}: it must be earliest, latest, an offset or a time such as 2024-09-19T12:00:00"

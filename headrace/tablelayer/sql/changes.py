@@ -72,7 +72,8 @@ def start_of(options: ReadOptions | None, default: str, path: str) -> str | int:
     if text.isdigit():
         return int(text)
     try:
-        return time_ms(datetime.fromisoformat(text))
+        start = time_ms(datetime.fromisoformat(text))
+        return start if start >= 0 else "earliest"
     except ValueError:
         raise SqlError(
             f"'scan.startup.timestamp' = '{text}': the value must be milliseconds or a time, '2026-01-31 12:00:00'"

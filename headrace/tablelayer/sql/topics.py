@@ -225,4 +225,5 @@ def _milliseconds(value: Any) -> int | None:
         moment = datetime(value.year, value.month, value.day, tzinfo=UTC)
     else:
         return None
-    return max(0, int(moment.timestamp() * 1000))
+    time_ms = int(moment.timestamp() * 1000)
+    return time_ms if time_ms > 0 else None  # records may be older than 1970

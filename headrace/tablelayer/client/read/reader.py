@@ -433,7 +433,7 @@ class Reader:
                 raise ValueError(f"offsets of {self._topic} to read as of: bucket {missing[0]} is missing")
             return {bucket: int(moment[bucket]) for bucket in buckets}
         moment = time_ms(moment)
-        found = await self.offsets(moment + 1, buckets)
+        found = await self.offsets(moment + 1 if moment >= 0 else "earliest", buckets)
         earliest = await self.offsets("earliest", buckets)
         for bucket, offset in found.items():
             if 0 < offset == earliest[bucket]:

@@ -179,7 +179,6 @@ def refused_record(definition: TableDefinition, error: RowError) -> RecordErrors
 
 
 def _refused(definition: TableDefinition, index: int, reason: str) -> RecordErrors:
-    return RecordErrors(
-        f"record {index} of the batch for table {definition.path}: {reason}; nothing of the batch was written",
-        [(index, reason)],
-    )
+    nothing = "; nothing of the batch was written"  # some reasons say so, too
+    where = f"record {index} of the batch for table {definition.path}"
+    return RecordErrors(f"{where}: {reason.removesuffix(nothing)}{nothing}", [(index, reason)])

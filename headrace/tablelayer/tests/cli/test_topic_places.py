@@ -60,6 +60,7 @@ def shown(done: Result) -> list[tuple[int, int]]:
         (("-p", "1", "--offset", "7"), [(1, 7), (1, 8), (1, 9)]),
         (("-p", "1", "--offset", "3", "-n", "2"), [(1, 3), (1, 4)]),
         (("--from", "2024-09-19T12:08:30"), [(0, 9), (1, 9)]),
+        (("--from", "1969-12-31T23:59:59.999", "--to", "2024-09-19T12:01:00"), [(0, 0), (1, 0)]),
         (("--from", "earliest", "--to", "2024-09-19T12:02:00"), [(0, 0), (0, 1), (1, 0), (1, 1)]),
         (("--to", "2024-09-19T12:05:00", "-n", "1"), [(0, 4), (1, 4)]),
         (("--key", "ann", "-p", "0"), [(0, 0), (0, 3), (0, 6), (0, 9)]),
@@ -90,6 +91,12 @@ def test_csv_has_one_header_and_contradictions_are_refused(headrace: Run, topic:
 
 
 def test_records_before_a_position_are_deleted(headrace: Run, connection: Connection, topic: str) -> None:
+    for before in (
+        "1960-01-01",
+        "1969-12-31T23:59:59.999",
+    ):  # these are negative, as Kafka's sign of the end is
+        tried = headrace("topics", "delete-records", topic, "--before", before, "--dry-run")
+        assert tried.stdout.endswith("0 offsets could be deleted\n")
     tried = headrace("topics", "delete-records", topic, "--before", "2024-09-19T12:04:00", "--dry-run")
     assert tried.stdout.endswith("8 offsets could be deleted\n")
     asked = headrace("topics", "delete-records", topic, "--before", "4", input="n\n")

@@ -63,7 +63,11 @@ def test_a_plain_topic_is_asked_by_its_columns(shop, connection, server):
             for n, each in enumerate(value)
         ] + [OutgoingRecord(value=b"\xff\x00", key=None, partition=0, timestamp_ms=9_000)],
     )  # fmt: skip
+    old = f"{topic}.old"
+    connection.kafka.create_topic(old, configs={"retention.ms": "-1"})
+    connection.kafka.produce(old, [OutgoingRecord(b"v", timestamp_ms=each) for each in (-1, 5, -9)])
     try:
+        assert len(shop(f"SELECT * FROM \"{old}\" WHERE timestamp > '1960-01-01'")) == 3
         rows = shop(f'SELECT * FROM "{topic}" ORDER BY timestamp')
         assert list(rows[0]) == ["partition", "offset", "timestamp", "key", "value", "headers"]
         assert [(row["partition"], row["offset"], row["key"]) for row in rows] == [
@@ -106,6 +110,7 @@ def test_a_plain_topic_is_asked_by_its_columns(shop, connection, server):
             assert "Fetch" in other.metrics().requests
     finally:
         connection.kafka.delete_topic(topic)
+        connection.kafka.delete_topic(old)
     with pytest.raises((TableError, KafkaError), match=r"does not exist|INVALID"):
         shop(f'SELECT * FROM "{topic}"')
 
