@@ -19,7 +19,7 @@ EXPRESSIONS = [
     "list_has_any(a, [1]), a && [1]", "reduce([1, 2], lambda x, y: x + y, 10)", "string_agg(s, ';' ORDER BY k)",
     "json_extract_string(js, '$.a')", "max_by(k, n)", "percentile_cont(0.5) WITHIN GROUP (ORDER BY k)",
     "1_000, .5, 1e3, X'41', $$x$$, E'a'", "count(*), sum(k) FILTER (WHERE b)", "current_date = today()",
-    "js -> 'a' -> 0, js ->> '$.a', upper(js) ->> 'A' IS NULL, coalesce(s, js ->> 'a')", "(js -> 'a')",
+    "len(s), js -> 'a' -> 0, js ->> '$.a', upper(js) ->> 'A' IS NULL, coalesce(s, js ->> 'a')", "(js -> 'a')",
     "sum(k) OVER (ORDER BY n ROWS 1 PRECEDING)", "COLUMNS('k|n')", "* EXCLUDE (a, js)", "k IS NOT DISTINCT FROM n",
 ]  # fmt: skip
 QUERIES = {
