@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -36,6 +38,11 @@ from headrace.tablelayer.spark.worker import table as open_table
 logger = logging.getLogger("headrace.spark")
 _LISTED_AT_MOST = 5
 """Maximum number of attempts to list the partitions while the server learns of no snapshot of the lake."""
+
+_ASKED_EVERY_S = 1.0
+"""Time after which a stream whose partitions stay the same asks for the lake's snapshot again: the answer is large."""
+_asked: dict[str, tuple[float, int]] = {}
+"""The last answers by table id, with their times. A reader of the catalog lives for one request only."""
 
 
 class PartitionedStreamReader(HeadraceStreamReader):
@@ -74,7 +81,7 @@ class PartitionedStreamReader(HeadraceStreamReader):
         given = PartitionedPosition.from_json(start) if start is not None else self._at
         at: PartitionedPosition = given or PartitionedPosition.from_json(self._initial_offset())
         table = self._table()
-        present = self._ends(table, at.lake)
+        present = self._ends(table, at)
         if self.options.available_now == "capped":
             present = self._pinned = self._pinned or present
         latest = present.partitions
@@ -253,14 +260,20 @@ class PartitionedStreamReader(HeadraceStreamReader):
     def _present(self, table: Any) -> list[Partition]:
         return partitions_needed(self.read_plan.definition, table.partitions(), self.options.predicate)
 
-    def _ends(self, table: Any, lake: int | None = None) -> PartitionedPosition:
+    def _ends(self, table: Any, at: PartitionedPosition | None = None) -> PartitionedPosition:
         """Return the present ends, and the lake's snapshot that the server knows before and after it lists them.
 
         A partition that has expired has all of its rows in this snapshot, and a partition that is made later is not in
-        it. `lake` is a snapshot that the server knew earlier.
+        it. If the partitions are those of `at`, a snapshot from shortly before is as good.
         """
+        lake = None if at is None else at.lake
         for _ in range(_LISTED_AT_MOST):
+            asked_at, known = _asked.get(self._table_id, (-math.inf, None))
             partitions, before = self._listed(table), lake
+            is_recent = time.monotonic() < asked_at + _ASKED_EVERY_S
+            if is_recent and at is not None and lake is not None and _ids(partitions) == _ids(at.partitions):
+                before = known
+                break
             lake = self._lake_snapshot()
             if lake == before:
                 break
@@ -270,12 +283,14 @@ class PartitionedStreamReader(HeadraceStreamReader):
         """Return the snapshot of the lake that the server knows (-1: none); None if the lake does not have the log."""
         if not self._lake_has_log:
             return None
+        asked_at = time.monotonic()
         answer = connection(self.options.bootstrap).call(
             DescribeLakeRequest(table_id=self.read_plan.definition.table_id),
             DescribeLakeResponse,
             doing=f"describe the lake of {self.options.table}",
             to_controller=True,
         )
+        _asked[self._table_id] = asked_at, int(answer.snapshot_id)
         return int(answer.snapshot_id)
 
     def _listed(self, table: Any) -> dict[str, PartitionAt]:
@@ -310,3 +325,7 @@ class PartitionedStreamReader(HeadraceStreamReader):
     @staticmethod
     def _same(one: PartitionAt, other: PartitionAt | None) -> bool:
         return other is not None and one.table == other.table
+
+
+def _ids(partitions: Mapping[str, PartitionAt]) -> set[str]:
+    return {each.table for each in partitions.values()}

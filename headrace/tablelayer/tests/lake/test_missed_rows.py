@@ -14,7 +14,9 @@ from headrace.tablelayer.client import ClientConfig, Connection, connect
 from headrace.tablelayer.lake import missed_rows
 from headrace.tablelayer.lake.adapter import LakeError
 from headrace.tablelayer.model.errors import TableError
+from headrace.tablelayer.spark import partitioned_stream
 from headrace.tablelayer.spark.options import ReadOptions
+from headrace.tablelayer.spark.partitioned_stream import PartitionedStreamReader
 from headrace.tablelayer.spark.stream import stream_reader
 from headrace.tablelayer.tests.lake.test_plain_name import CuttingBroker, Query, Row, World, rows_of
 from headrace.tablelayer.tests.lake.test_plain_name import address as address
@@ -169,6 +171,23 @@ def test_a_partition_that_expires_before_a_planned_batch_has_read_it_ends_the_ba
     ):
         query.rows(parts)
     assert query.batch_of_plan() == sorted(world.rows)
+
+
+def test_an_idle_stream_does_not_ask_for_the_lake_in_every_batch(
+    server: CuttingBroker, client: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partitioned_stream, "_ASKED_EVERY_S", 3600.0)
+    world = World(server, client, partitioned=True)
+    world.append(30)
+    query = Query(server, world)
+    query.batch()
+    world.write([(100, 1, "d")])
+    world.expire_partition("d")
+    with patch.object(PartitionedStreamReader, "_lake_snapshot", side_effect=AssertionError):
+        assert query.batch() == query.batch() == []
+    world.append(3)
+    world.expire_partition("b")
+    assert query.batch() == sorted(set(world.rows) - set(sorted(world.rows)[:30])), "other partitions"
 
 
 def test_a_position_of_an_earlier_release_is_read(server: CuttingBroker, client: Connection) -> None:
