@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterable
 from functools import reduce
@@ -20,6 +21,7 @@ from headrace.tablelayer.console.values import plain, rows_of
 from headrace.tablelayer.model.batches.batch import ChangeType
 from headrace.tablelayer.model.ddl import create_table_sql
 from headrace.tablelayer.model.errors import RowError
+from headrace.tablelayer.model.json.python_values import python_rows
 from headrace.tablelayer.model.json.rows import json_to_rows
 from headrace.tablelayer.model.options.table_options import DECLARED, UnknownFields
 from headrace.tablelayer.model.schema.schema import Column
@@ -175,7 +177,7 @@ class Tables:
         definition = found.definition
         keys = self._keys(definition, [key])
         condition = reduce(
-            and_, (pc.field(name) == keys.column(name)[0] for name in definition.schema.primary_key)
+            and_, (_is_equal(name, keys.column(name)[0]) for name in definition.schema.primary_key)
         )
         changes: list[dict[str, Any]] = []
         names = definition.schema.names
@@ -189,7 +191,7 @@ class Tables:
         with found.scan(start=begin, until=until, filter=condition) as scan:
             for batch in scan:
                 for row, kind, offset in zip(
-                    batch.batch.to_pylist(), batch.change_types.tolist(), batch.offsets.tolist(), strict=True
+                    python_rows(batch.batch), batch.change_types.tolist(), batch.offsets.tolist(), strict=True
                 ):
                     changes.append(
                         {
@@ -276,6 +278,11 @@ class Tables:
         return pa.Table.from_batches([batch])
 
 
+def _is_equal(name: str, value: pa.Scalar) -> pc.Expression:
+    found = value.as_py() if pa.types.is_floating(value.type) else None
+    return pc.field(name) == value if found == found else pc.is_nan(pc.field(name))
+
+
 def _statement(body: Statement) -> str:
     if not body.query.strip():
         raise RequestError('send {"query": "SELECT ..."}')
@@ -287,7 +294,8 @@ def _wrapped(column: Column, text: str) -> str:
     name = json.dumps(column.name)
     try:
         value = json.loads(text)
-        bare = text if isinstance(value, (int, float, str, bool)) else json.dumps(text)
+        is_json = isinstance(value, (int, str)) or (isinstance(value, float) and math.isfinite(value))
+        bare = text if is_json else json.dumps(text)
     except ValueError:
         bare = json.dumps(text)
     if pa.types.is_string(column.type.arrow()) and not text.lstrip().startswith('"'):

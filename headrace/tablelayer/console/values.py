@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.tablelayer.model.json.python_values import python_values
+
 if TYPE_CHECKING:
     from headrace.protocol.records.decode import RecordColumns
     from headrace.tablelayer.client import ConfigKind, Connection
@@ -69,7 +71,7 @@ def rows_of(table: pa.Table | pa.RecordBatch) -> dict[str, Any]:
 
 def _values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
     """Return a column as JSON values: whole, if Arrow's own values are what `plain` makes of them."""
-    return list(column.to_pylist() if _is_plain(column) else map(_value, column))
+    return column.to_pylist() if _is_plain(column) else list(map(plain, python_values(column)))
 
 
 def _is_plain(column: pa.Array | pa.ChunkedArray) -> bool:
@@ -86,15 +88,6 @@ def _is_plain(column: pa.Array | pa.ChunkedArray) -> bool:
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return (pc.max(pc.binary_length(column)).as_py() or 0) <= TEXT_MAX
     return False
-
-
-def _value(scalar: pa.Scalar) -> Any:
-    try:
-        return plain(scalar.as_py())
-    except (ValueError, OverflowError):
-        return (
-            str(scalar.cast(pa.string())) if scalar.is_valid else None
-        )  # a time that Python cannot represent
 
 
 def text_of(data: bytes | None, bytes_max: int | None = None) -> dict[str, Any] | None:

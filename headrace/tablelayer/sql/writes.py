@@ -35,7 +35,7 @@ from headrace.tablelayer.model.ddl import (
     Update,
 )
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
-from headrace.tablelayer.model.json.python_values import python_value
+from headrace.tablelayer.model.json.python_values import python_rows, python_value
 from headrace.tablelayer.model.options.table_options import DeleteBehavior
 from headrace.tablelayer.model.schema.schema import Column
 from headrace.tablelayer.model.table.definition import StoredTable
@@ -576,7 +576,7 @@ def _must_be_one_of_each(found: pa.Table, key_columns: int, table: str) -> None:
     keys = found.rename_columns([str(place) for place in range(found.num_columns)])
     names = keys.column_names[:key_columns]
     counted = keys.select(names).group_by(names).aggregate([([], "count_all")])
-    more = counted.filter(pc.greater(counted.column("count_all"), 1)).slice(0, 1).to_pylist()
+    more = python_rows(counted.filter(pc.greater(counted.column("count_all"), 1)).slice(0, 1))
     if more:
         named = zip(found.column_names, (more[0][name] for name in names), strict=False)
         key = ", ".join(f"{name} = {value}" for name, value in named)

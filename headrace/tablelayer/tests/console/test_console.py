@@ -676,6 +676,22 @@ def test_values_lose_nothing_on_the_way_to_a_browser() -> None:
         [[{"a": str(2**60)}]],
         [[{"1": {"b": None}}]],
     ]
+    far = 3 * 253_402_300_800_000  # ms of the year 26059, which Python's datetime does not have
+    clocks = pa.array([5, None], pa.time64("ns"))
+    times = (
+        (clocks, ["00:00:00.000000005", None]),
+        (pa.array([[5, None]], pa.list_(pa.time64("ns"))), [["00:00:00.000000005", None]]),
+        (
+            pa.array([[("x", far)]], pa.map_(pa.string(), pa.timestamp("ms"))),
+            [{"x": "+26059-12-31T00:00:00.000"}],
+        ),
+        (
+            pa.array([{"a": far}], pa.struct([("a", pa.timestamp("ms"))])),
+            [{"a": "+26059-12-31T00:00:00.000"}],
+        ),
+    )
+    for column, values in times:
+        assert rows_of(pa.table({"t": column}))["rows"] == [[each] for each in values]
     cut = text_of("é".encode() * 40_000)
     assert cut is not None
     assert (cut["encoding"], cut["size"], set(cut["text"])) == ("utf-8", 80_000, {"é"})
