@@ -1,7 +1,8 @@
 """Streams of tiered tables into copies, one after the other: `behind_the_log.py ADDRESS FOLDER TABLE...`.
 
 Each stream reads table TABLE from its beginning, or from its checkpoint, up to the present end, and appends its rows to
-`TABLE_copy`. While the file FOLDER/slow.TABLE exists, its tasks stand still after their first rows.
+`TABLE_copy`. While the file FOLDER/slow exists, one task of each stream leaves FOLDER/mark.TABLE after its first rows
+and stands still, and the next stream starts.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,15 @@ ROWS_OF_BATCH = 200
 
 
 def standing_still(folder: str, table: str) -> Any:
-    """Return a function for `mapInArrow` that leaves a mark after its first batch, and waits."""
+    """Return a function for `mapInArrow`: the first of its tasks leaves a mark after its first batch, and waits."""
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         for number, batch in enumerate(batches):
             yield batch
-            if number == 0 and Path(folder, f"slow.{table}").exists():
-                Path(folder, f"mark.{table}").touch()
-                time.sleep(600)
+            if number == 0 and Path(folder, "slow").exists():
+                with suppress(FileExistsError):
+                    Path(folder, f"mark.{table}").touch(exist_ok=False)
+                    time.sleep(600)
 
     return run
 
@@ -34,7 +37,7 @@ def main() -> None:
     address, folder, *tables = sys.argv[1:]
     spark = session(
         "behind",
-        cores=2,
+        cores=len(tables) + 1,
         memory="768m",
         extra={
             "spark.headrace.bootstrap.servers": address,
@@ -52,8 +55,11 @@ def main() -> None:
         rows = rows.mapInArrow(standing_still(folder, table), rows.schema)
         writer = rows.writeStream.format("headrace").option("table", f"default.{table}_copy")
         writer = writer.option("checkpointLocation", f"{folder}/checkpoint-{table}")
-        writer.trigger(availableNow=True).start().awaitTermination()
-        print(f"done: {table}", flush=True)
+        query = writer.trigger(availableNow=True).start()
+        while not query.awaitTermination(1) and not Path(folder, f"mark.{table}").exists():
+            pass
+    for query in spark.streams.active:
+        query.awaitTermination()
     spark.stop()
 
 

@@ -38,12 +38,12 @@ def create(connection: Connection, lake: str) -> None:
         )
 
 
-def row(number: int, days: str) -> tuple[int, int, str]:
-    return number, number * 7, days[number % len(days)]
+def row(number: int) -> tuple[int, int, str]:
+    return number, number * 7, "abc"[number % 3]
 
 
-def write(connection: Connection, tables: tuple[str, ...], ids: range, days: str = "abc") -> None:
-    rows = [dict(zip(("id", "v", "day"), row(each, days), strict=True)) for each in ids]
+def write(connection: Connection, tables: tuple[str, ...], ids: range) -> None:
+    rows = [dict(zip(("id", "v", "day"), row(each), strict=True)) for each in ids]
     for table in tables:
         opened = connection.table(f"default.{table}")
         opened.upsert(rows) if "keyed" in table else opened.append(rows)
@@ -77,20 +77,19 @@ def start(folder: Path, address: str, tables: tuple[str, ...]) -> Application:
 
 
 def run(folder: Path, address: str, tables: tuple[str, ...], wait_until: Any) -> None:
-    """Run the streams, and kill the driver once in the middle of each."""
-    for table in tables:
-        (folder / f"slow.{table}").touch()
-    for table in tables:
-        driver = start(folder, address, tables)
+    """Run the streams, kill the driver in the middle of each, and run them again."""
+    slow, marks = folder / "slow", [folder / f"mark.{table}" for table in tables]
+    slow.touch()
+    driver = start(folder, address, tables)
 
-        def stands(driver: Application = driver, table: str = table) -> bool:
-            assert not driver.ended(), driver.output()[-8000:]
-            return (folder / f"mark.{table}").exists()
+    def all_stand() -> bool:
+        assert not driver.ended(), driver.output()[-8000:]
+        return all(mark.exists() for mark in marks)
 
-        wait_until(stands, table, 600)
-        driver.kill()
-        (folder / f"slow.{table}").unlink()
-        (folder / f"mark.{table}").unlink()
+    wait_until(all_stand, f"streams of {', '.join(tables)} that stand still", 600)
+    driver.kill()
+    for each in (slow, *marks):
+        each.unlink()
     driver = start(folder, address, tables)
     assert driver.wait() == 0, driver.output()[-8000:]
 
@@ -121,17 +120,17 @@ def test_a_stream_over_an_expired_log_has_each_row_once(
             expire(connection, TABLES, "b", wait_until)
             write(connection, TABLES, range(ROWS, ROWS + 500))
             run(tmp_path, server.address, TABLES, wait_until)
-            expected = Counter(row(each, "abc") for each in range(ROWS + 500))
+            expected = Counter(row(each) for each in range(ROWS + 500))
             assert_each_once(connection, TABLES, expected)
-            # The streams stand still, and rounds and retention pass them. A partition that was made again after it
-            # had expired has no new rows: the lake has rows of both at the same offsets.
+            # The streams stand still, and rounds and retention pass them. The lake has rows of an expired partition and
+            # of its successor at the same offsets.
             logs = TABLES[:2]
-            write(connection, logs, range(ROWS + 500, 2 * ROWS), "ac")
+            write(connection, logs, range(ROWS + 500, 2 * ROWS))
             tier(server.address)
             expire(connection, logs, "c", wait_until)
-            write(connection, logs, range(2 * ROWS, 2 * ROWS + 500), "ac")
+            write(connection, logs, range(2 * ROWS, 2 * ROWS + 500))
             run(tmp_path, server.address, logs, wait_until)
-            expected.update(row(each, "ac") for each in range(ROWS + 500, 2 * ROWS + 500))
+            expected.update(row(each) for each in range(ROWS + 500, 2 * ROWS + 500))
             assert_each_once(connection, logs, expected)
         assert "Traceback" not in server.log(), server.log()
     finally:
