@@ -125,14 +125,16 @@ class Retention:
         for first in range(0, len(partitions), PARTITIONS_TOGETHER):
             some = partitions[first : first + PARTITIONS_TOGETHER]
             for partition in await self._closed_logs.due(some, self._ages.time_ms()):
-                if not partition.closed:  # its topic may have been deleted meanwhile
-                    await self._apply(partition)
+                await self._apply(partition)
                 await asyncio.sleep(0)  # let requests in between
             await asyncio.sleep(0)
 
     async def _apply(self, partition: Partition) -> None:
         try:
             async with self._removals:
+                # A partition that has closed meanwhile has no hooks, which know what they need of the log.
+                if partition.closed:
+                    return
                 deleted = partition.apply_retention(self._ages.time_ms(), self._floor(partition))
         except (KafkaError, OSError) as error:
             if is_disk_full(error):
