@@ -27,7 +27,7 @@ async function ofSubject(subject) {
 const stateOf = (state) => h("span", { class: { RUNNING: "good", FAILED: "bad" }[state] || null }, state ? state.toLowerCase() : "unknown");
 const tasksOf = (tasks) => {
   const failed = tasks.filter((each) => each.state === "FAILED").length, running = tasks.filter((each) => each.state === "RUNNING").length;
-  return [`${running} of ${tasks.length} run`, failed ? h("span", { class: "bad" }, `, ${failed} failed`) : ""];
+  return [tasks.length ? `${running} of ${tasks.length} run` : "none", failed ? h("span", { class: "bad" }, `, ${failed} failed`) : ""];
 };
 
 export async function connectors([name]) {
@@ -48,7 +48,7 @@ async function connector(name) {
   const draw = (found) => page.replaceChildren(
     h("section", {}, grid([["", (each) => each[0]], ["", (each) => each[1]]], [["state", stateOf(found.state)], ["kind", found.kind ?? "–"], ["worker", found.worker ?? "–"], ["class", found.class ?? "–"],
       ["topics", found.topics.length ? found.topics.flatMap((each, index) => [index ? ", " : "", h("a", { href: `#/topics/${part(each)}` }, each)]) : "none yet"]], "Connector", { headless: true }), trace(found.trace)),
-    h("section", {}, h("h2", {}, "Tasks"), grid([["task", (each) => each.task, "number"], ["state", (each) => stateOf(each.state)], ["worker", (each) => each.worker ?? "", "code"], ["error", (each) => trace(each.trace), "long"],
+    h("section", {}, h("h2", {}, "Tasks"), grid([["task", (each) => each.task, "number"], ["state", (each) => stateOf(each.state)], ["worker", (each) => each.worker ?? ""], ["error", (each) => trace(each.trace), "long"],
       ...(about.writes ? [["change", (each) => again("Restart", { task: each.task }, `Task ${each.task} is restarted.`), "act"]] : [])], found.tasks, "Tasks", { empty: "The connector has no task." })),
     h("section", {}, h("h2", {}, "Configuration"), grid([["configuration", (each) => each.name, "code"], ["value", (each) => (each.sensitive ? "(hidden)" : each.value), "code"]], found.configs, "Configuration")));
   const fill = async () => { const signal = begin(), found = await ask(at, { signal }); if (!signal.aborted) draw(found); };
