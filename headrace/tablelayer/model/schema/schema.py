@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from headrace.protocol.loading.lazy import lazy_module
@@ -141,7 +142,7 @@ class Schema:
         object.__setattr__(self, "primary_key", tuple(self.primary_key))
         _validate(self)
         object.__setattr__(self, "_by_name", {column.name: i for i, column in enumerate(self.columns)})
-        object.__setattr__(self, "_arrow", pa.schema([column.field() for column in self.columns]))
+        object.__setattr__(self, "_arrow", _arrow_of(self.columns))
         object.__setattr__(self, "_key_arrow", {})
         object.__setattr__(self, "row_cost", RowCost.of(self.columns))
 
@@ -175,8 +176,7 @@ class Schema:
         """
         known = self._key_arrow.get(length)
         if known is None:
-            known = pa.schema([column.field() for column in self.select(self.primary_key[:length])])
-            self._key_arrow[length] = known
+            known = self._key_arrow[length] = _arrow_of(self.select(self.primary_key[:length]))
         return known
 
     def __contains__(self, name: object) -> bool:
@@ -341,3 +341,13 @@ def check_column_name(name: str) -> None:
     if name in RESERVED_COLUMNS:
         raise invalid_table(f"column name '{name}' is reserved")
     check_name(name, "column")
+
+
+def _arrow_of(columns: Iterable[Column]) -> pa.Schema:
+    return _shared(tuple((each.name, each.type, each.nullable) for each in columns))
+
+
+@lru_cache(maxsize=4096)
+def _shared(fields: tuple[tuple[str, DataType, bool], ...]) -> pa.Schema:
+    """Return one Arrow schema for all tables and partitions with these columns: it takes a kilobyte of the heap."""
+    return pa.schema([pa.field(name, data_type.arrow(), nullable) for name, data_type, nullable in fields])

@@ -658,3 +658,13 @@ def test_nearly_the_options_of_statements(name, meant):
         orders(**{name: "4"})
     with pytest.raises(TableError, match=f"did you mean '{meant}'"):
         parse(f"CREATE TABLE t (id INT) WITH ('{name}' = '4')")
+
+
+def test_equal_columns_share_one_arrow_schema() -> None:
+    def schema(kind: t.DataType = t.STRING, schema_id: int = 0) -> Schema:
+        return Schema.of([("id", t.BIGINT), ("v", kind)], ["id"], schema_id=schema_id)
+
+    assert schema().arrow() is schema(schema_id=1).arrow()
+    assert schema().key_arrow(1) is schema(t.BIGINT).key_arrow(1)
+    assert schema().arrow() == pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.string())])
+    assert schema(t.BYTES).arrow().field("v").type == pa.binary()
