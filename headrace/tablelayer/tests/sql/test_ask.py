@@ -385,3 +385,15 @@ def test_names_that_differ_only_in_case_are_refused_where_duckdb_reads_them(sql,
     (tmp_path / "in.csv").write_text("k,a,A\n1,new,other\n")
     sql(f"COPY t FROM '{tmp_path}/in.csv'")
     assert sql("SELECT * FROM t WHERE k = 1") == [{"k": 1, "A": "other", "a": "new"}]
+
+
+@pytest.mark.parametrize("name", ["schemata", "tables", "columns", "key_column_usage"])
+def test_names_that_are_dropped_meanwhile_are_left_out(sql, connection, name, monkeypatch):
+    sql("CREATE TABLE t (k INT, PRIMARY KEY (k) NOT ENFORCED)")
+    admin = connection.admin
+    databases = admin.list_databases()
+    monkeypatch.setattr(admin, "list_databases", lambda: [*databases, "gone"])
+    monkeypatch.setattr(admin, "list_tables", lambda database, of=admin.list_tables: [*of(database), "gone"])
+    key = "schema_name" if name == "schemata" else "table_schema"
+    rows = sql(f"SELECT * FROM information_schema.{name} WHERE {key} IN ('{sql.database}', 'gone')")
+    assert [each[key] for each in rows] == [sql.database]
