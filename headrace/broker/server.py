@@ -35,12 +35,17 @@ from headrace.broker.configs.config_key import ConfigError
 from headrace.broker.configs.listeners import Listener
 from headrace.broker.context import BrokerContext
 from headrace.broker.extension import Extension
+from headrace.broker.metadata.tree import UNREADABLE
 from headrace.broker.metrics.model import Metrics
 from headrace.broker.net.sockets import SystemSockets
+from headrace.broker.partitions.data_dir import store_of
 from headrace.broker.runtime.background import BackgroundTasks
 from headrace.broker.runtime.compiler_memory import INTERVAL_SECONDS, CompilerMemory
 from headrace.broker.runtime.disk import SystemDisk
 from headrace.broker.runtime.ports import STORE_LOST, SystemClock, SystemEntropy, SystemThreads
+from headrace.broker.security.sasl.users import DECOY
+from headrace.broker.stores.embedded import without_json
+from headrace.protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     from headrace.broker.api.dispatch import Dispatcher
@@ -126,7 +131,20 @@ class Broker:
                     f"the coordination store was lost while this broker started ({error.message}): start it again when"
                     " that is there"
                 ) from None
+            if isinstance(error, KafkaError) and error.code == ErrorCode.KAFKA_STORAGE_ERROR:
+                raise ConfigError(f"{self._data_dir} cannot be used: {error.message}") from error
+            if isinstance(error, UNREADABLE) and self._ports.store is None:
+                self._blame_store(error)
             raise
+
+    def _blame_store(self, error: BaseException) -> None:
+        """Raises ConfigError if nodes of the embedded store are not JSON, which a start then failed by."""
+        path = store_of(self._data_dir)
+        damaged = [each for each in without_json(path) if each != DECOY] if path.exists() else []
+        if damaged:
+            raise ConfigError(
+                f"{path} has nodes that cannot be read: {', '.join(damaged[:10])}; restore it from a backup"
+            ) from error
 
     async def _start(self) -> None:
         """Start the parts in their order. `_undo` stops them in reverse."""

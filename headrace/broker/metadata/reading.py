@@ -7,8 +7,8 @@ meanwhile are read again, until nothing has changed. An image is therefore the s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Final
+from collections.abc import Callable, Collection, Mapping
+from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
@@ -17,6 +17,9 @@ from headrace.broker.metadata import tree
 from headrace.broker.metadata.features import FIRST_LEVEL, decode_level
 from headrace.broker.metadata.image import BROKERS, STATES_PER_CHUNK, ClusterImage, FrozenMap, TopicEntry
 from headrace.broker.runtime.ports import CoordinationStore
+
+Contents = TypeVar("Contents")
+Decoded = TypeVar("Decoded")
 
 _ATTEMPTS: Final = 10
 """Attempts to find as many states of a topic as it has partitions: between two reads of its nodes it may have grown."""
@@ -88,19 +91,28 @@ async def read_topics(
 async def _read_some(store: CoordinationStore, names: Collection[str]) -> dict[str, TopicEntry | None]:
     nodes = await store.get_many([tree.topic_path(name) for name in names])
     found = {
-        name: (tree.decode_topic(node.data), node.version)
+        name: (_decoded(tree.topic_path(name), tree.decode_topic, node.data), node.version)
         for name, node in zip(names, nodes, strict=True)
         if node is not None and node.data
     }
     counts = {name: -(-topic.partition_count // STATES_PER_CHUNK) for name, (topic, _) in found.items()}
     paths = [tree.chunk_path(name, number) for name, count in counts.items() for number in range(count)]
-    chunks = iter(await store.get_many(paths))
+    chunks = zip(paths, await store.get_many(paths), strict=True)
     entries: dict[str, TopicEntry | None] = dict.fromkeys(names)
     for name, (topic, version) in found.items():
         mine = [next(chunks) for _ in range(counts[name])]
-        states = tuple(tree.decode_chunk(node) for node in mine if node is not None)
+        states = tuple(_decoded(path, tree.decode_chunk, node) for path, node in mine if node is not None)
         entries[name] = TopicEntry(topic, version, states)
     return entries
+
+
+def _decoded(path: str, decode: Callable[[Contents], Decoded], contents: Contents) -> Decoded:
+    try:
+        return decode(contents)
+    except tree.UNREADABLE as error:
+        raise ConfigError(
+            f"node {path} of the coordination store cannot be read ({error!r}); restore it from a backup"
+        ) from error
 
 
 async def _with_brokers(store: CoordinationStore, image: ClusterImage) -> ClusterImage:

@@ -60,6 +60,9 @@ DELETED: Final = "/deleted"
 LEADER_EPOCH: Final = "/leader_epoch"
 """A node of the layout before states."""
 
+UNREADABLE: Final = (ValueError, LookupError, TypeError, AttributeError, msgspec.MsgspecError)
+"""The errors of a node whose contents are not what this version writes."""
+
 _states_decoder = msgspec.json.Decoder(tuple[PartitionState, ...])
 _changes_decoder = msgspec.json.Decoder(tuple[tuple[str, ...] | None, ...])
 _brokers_decoder = msgspec.json.Decoder(tuple[BrokerImage, ...])

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 SECONDS_BETWEEN_LINES: Final = 60.0
-DISK_FULL: Final = "the disk is full; free space or shorten retention"
+DISK_FULL: Final = "the disk is full; free some of its space, then drop data or shorten retention"
 NO_DESCRIPTORS: Final = (
     "too many files are open; raise the limit of open files (ulimit -n, or LimitNOFILE of a service)"
 )

@@ -248,6 +248,19 @@ def read_store(path: Path) -> StoreImage:
     return StoreImage(tuple((each, bytes(data), version) for each, data, version in nodes), tuple(counters))
 
 
+def without_json(path: Path) -> list[str]:
+    """Return the nodes of a store's file whose contents are not JSON. Raises sqlite3.Error."""
+    return [each for each, data, _ in read_store(path).nodes if data and not _is_json(data)]
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return True
+
+
 def write_store(path: Path, image: StoreImage) -> None:
     """Write the contents of another store to the file of a new one. Durable except for the file's name. Raises
     sqlite3.Error.

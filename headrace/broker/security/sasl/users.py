@@ -34,7 +34,7 @@ from headrace.broker.security.sasl.scram import BY_NAME, Decoy, ScramCredential,
 logger = logging.getLogger("headrace.security")
 
 ROOT: Final = "/security/users"
-_DECOY: Final = "/security/scram-decoy"
+DECOY: Final = "/security/scram-decoy"
 _ATTEMPTS: Final = 5
 _CHANGES_AT_ONCE: Final = 50
 """Number of changes that are encoded before the event loop serves other work: half a millisecond."""
@@ -137,13 +137,13 @@ class ScramUsers:
         return SetNode(path, _encoded(new), old.version)
 
     async def _make_root(self) -> None:
-        for path, data in ((ROOT, b""), (_DECOY, self._entropy.uuid().bytes + self._entropy.uuid().bytes)):
+        for path, data in ((ROOT, b""), (DECOY, self._entropy.uuid().bytes + self._entropy.uuid().bytes)):
             if await self._store.get(path) is None:
                 with contextlib.suppress(NodeExistsError):
                     await self._store.transact([CreateNode(path, data)])
-        node = await self._store.get(_DECOY)
+        node = await self._store.get(DECOY)
         if node is None:
-            raise NoNodeError(_DECOY)
+            raise NoNodeError(DECOY)
         self.decoy = Decoy(node.data)
 
     async def _root_version(self) -> int:

@@ -147,6 +147,30 @@ async def test_a_move_to_states_that_was_cut_off_is_finished(tmp_path) -> None:
         assert (epochs(broker, "a"), epochs(broker, "b")) == ([5, 5], [4, 4])
 
 
+@pytest.mark.parametrize("path", ["/topics/t", "/topics/t/states/0", "/broker-configs/0", "/changes"])
+async def test_a_node_that_is_not_json_is_named_when_it_stops_the_start(tmp_path, path) -> None:
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("t")
+    for data in (b"not JSON", b"\xff{}"):
+        store = EmbeddedStore(tmp_path / "meta.db")
+        node = await store.get(path)
+        await store.transact([CreateNode(path, data) if node is None else SetNode(path, data, node.version)])
+        await store.close()
+        with pytest.raises(ConfigError, match=f"{path}.*restore it from a backup"):
+            async with direct_broker(tmp_path):
+                pass
+
+
+async def test_a_start_on_a_full_disk_names_the_folder(tmp_path, monkeypatch) -> None:
+    async def full(store: EmbeddedStore) -> None:
+        raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "the disk is full")
+
+    monkeypatch.setattr(EmbeddedStore, "open", full)
+    with pytest.raises(ConfigError, match=f"{tmp_path} cannot be used: the disk is full"):
+        async with direct_broker(tmp_path):
+            pass
+
+
 async def test_states_that_are_not_all_there_stop_the_start(tmp_path) -> None:
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t", 150)
