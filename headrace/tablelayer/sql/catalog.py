@@ -88,7 +88,14 @@ def _rows(
             if of_table is not None and table != of_table:
                 continue
             with _unless_dropped():
-                definition = admin.describe_table(f"{database}.{table}")
+                try:
+                    definition = admin.describe_table(f"{database}.{table}")
+                except TableError as error:
+                    if error.code != TableErrorCode.INVALID_TABLE:
+                        raise
+                    if name == "tables":  # its definition cannot be read, which must not hide other tables
+                        yield _CATALOG, database, table, "BASE TABLE", error.message
+                    continue
                 if name == "tables":
                     yield _CATALOG, database, table, "BASE TABLE", definition.comment
                 elif name == "columns":

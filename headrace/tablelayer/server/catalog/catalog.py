@@ -164,7 +164,7 @@ class Catalog:
             definition = (
                 topic.config.definition.with_id(topic.topic_id)
                 if isinstance(topic.config, ReadConfig)
-                else from_topic_config(path, topic.partition_count, topic.config).with_id(topic.topic_id)
+                else _read(path, topic)
             )
         else:
             assert path.partition is not None
@@ -484,3 +484,13 @@ def no_table_with_id(table_id: UUID) -> TableError:
     return TableError(
         TableErrorCode.TABLE_NOT_FOUND, f"there is no table with id {table_id}; it may have been dropped"
     )
+
+
+def _read(path: TablePath, topic: TopicImage) -> StoredTable:
+    """Read the stored definition of a table. Raises TableError(INVALID_TABLE) that names the table."""
+    try:
+        return from_topic_config(path, topic.partition_count, topic.config).with_id(topic.topic_id)
+    except TableError as error:
+        raise TableError(
+            error.code, f"the definition of table {path} cannot be read: {error.message}"
+        ) from error

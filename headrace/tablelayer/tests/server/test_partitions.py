@@ -682,6 +682,7 @@ async def test_a_table_that_cannot_be_read_is_offline_and_the_server_starts(tmp_
         assert (await (await all_tables.open("good")).append([{"id": 1}])).error_code == 0
         described = await all_tables.broker.send(m.DescribeTableRequest(database="default", table="bad"))
         assert described.error_code == TableErrorCode.INVALID_TABLE
+        assert "table default.bad cannot be read" in described.error_message
         found = await all_tables.broker.context.metrics.gather()
         assert found["headrace_tables"] == {(): 1}
         dropped = await all_tables.broker.send(m.DropTableRequest(database="default", table="bad"))
