@@ -14,6 +14,7 @@ import typer
 
 from headrace.tablelayer.cli.errors import CommandError
 from headrace.tablelayer.cli.options import DEFAULT_SERVER, Format, FormatOption, ServerOption
+from headrace.tablelayer.cli.words import YesOption, confirm
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,7 +79,9 @@ def add(
 
 @users.command()
 def delete(
-    name: Annotated[str, typer.Argument(help="Name of the user.")], server: ServerOption = DEFAULT_SERVER
+    name: Annotated[str, typer.Argument(help="Name of the user.")],
+    yes: YesOption = False,
+    server: ServerOption = DEFAULT_SERVER,
 ) -> None:
     """Delete a user. Its connections continue until their sessions end; its ACLs stay.
 
@@ -87,6 +90,7 @@ def delete(
     """
     from headrace.tablelayer.cli.connect import open_connection
 
+    confirm(f"Delete user {name} and its passwords?", yes=yes)
     with open_connection(server) as connection:
         connection.security.drop_user(name)
     typer.echo(f"deleted user {name}")

@@ -36,8 +36,10 @@ def test_users_are_added_listed_changed_and_deleted(headrace, monkeypatch) -> No
     monkeypatch.setenv("HEADRACE_PASSWORD", "")
     empty = headrace("users", "add", f"{name}x")
     assert (empty.exit_code, "HEADRACE_PASSWORD" in empty.stderr) == (1, True)
-    assert headrace("users", "delete", name).stdout == f"deleted user {name}\n"
-    gone = headrace("users", "delete", name)
+    refused = headrace("users", "delete", name, input="n\n")
+    assert (refused.exit_code, name in headrace("users", "list").stdout) == (1, True), refused.output
+    assert headrace("users", "delete", name, input="y\n").stdout.endswith(f"deleted user {name}\n")
+    gone = headrace("users", "delete", name, "--yes")
     assert (gone.exit_code, f"there is no user {name}" in gone.stderr) == (1, True)
     assert "pass-" not in added.output + listed.output + again.output + gone.output
 
