@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -85,14 +86,14 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """Lag of a group in a topic, and its change per second."""
+    """Lag of a group in a topic, and its change per second. None: a partition has no leader, so it is not known."""
 
     group: str
     topic: str
     state: str
     member_count: int
-    lag: int
-    per_second: float
+    lag: int | None
+    per_second: float | None
 
 
 def loads(before: Sequence[ServerProcess], after: Sequence[ServerProcess], seconds: float) -> list[Load]:
@@ -113,21 +114,24 @@ def loads(before: Sequence[ServerProcess], after: Sequence[ServerProcess], secon
 def group_lags(
     groups: Sequence[GroupDescription],
     ends: Ends,
-    before: Mapping[tuple[str, str], int],
+    before: Mapping[tuple[str, str], int | None],
     seconds: float,
 ) -> list[Lag]:
-    """Return lags, largest first; topics that are not shown are left out."""
+    """Return lags, unknown ones first, then the largest; topics that are not shown are left out."""
     listed = []
     for group in groups:
-        behind: dict[str, int] = {}
+        behind: dict[str, int | None] = {}
         for (topic, partition), offset in group.positions.items():
-            end = ends.get(topic, {}).get(partition)
-            if end is not None:
-                behind[topic] = behind.get(topic, 0) + max(0, end - offset)
+            if partition in ends.get(topic, {}):
+                end, so_far = ends[topic][partition], behind.get(topic, 0)
+                behind[topic] = None if end is None or so_far is None else so_far + max(0, end - offset)
         for topic, lag in behind.items():
-            changed = lag - before.get((group.group, topic), lag)
-            listed.append(Lag(group.group, topic, group.state, len(group.members), lag, changed / seconds))
-    return sorted(listed, key=lambda each: (-each.lag, each.group, each.topic))
+            earlier = before.get((group.group, topic), lag)
+            rate = None if lag is None else 0.0 if earlier is None else (lag - earlier) / seconds
+            listed.append(Lag(group.group, topic, group.state, len(group.members), lag, rate))
+    return sorted(
+        listed, key=lambda each: (-math.inf if each.lag is None else -each.lag, each.group, each.topic)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +175,7 @@ def watch(server: str, *, interval_s: float, looks: int | None, internal: bool, 
     live = Live(console=out, auto_refresh=False) if out.is_terminal and output is Format.TABLE else None
     with open_connection(server) as connection, live or nullcontext():
         before = _look(connection, internal=internal)
-        lags_before: dict[tuple[str, str], int] = {}
+        lags_before: dict[tuple[str, str], int | None] = {}
         done = 0
         while looks is None or done < looks:
             time.sleep(interval_s)
@@ -268,8 +272,9 @@ def _shown(
     if lags:
         grid = _grid(["group", "members", "lag", "lag/s"], ["topic", "state"])
         for each in lags:
-            change = f"{each.per_second:+,.0f}"
-            grid.add_row(each.group, str(each.member_count), f"{each.lag:,}", change, each.topic, each.state)
+            lag = "?" if each.lag is None else f"{each.lag:,}"
+            change = "?" if each.per_second is None else f"{each.per_second:+,.0f}"
+            grid.add_row(each.group, str(each.member_count), lag, change, each.topic, each.state)
         parts += [Text(""), grid]
     return Group(*parts)
 

@@ -69,10 +69,7 @@ def look(connection: Connection, at: float, time_ms: int, *, lags: bool = False)
     topics = [each for each in connection.kafka.list_topics() if not each.is_internal]
     asked = [each.name for each in topics[:TOPICS_MAX]]
     ranges = connection.kafka.offset_ranges(asked) if asked else {}
-    ends = {
-        topic: {partition: each.end for partition, each in of_topic.items()}
-        for topic, of_topic in ranges.items()
-    }
+    ends = {topic: {p: each.end for p, each in ranges.get(topic, {}).items()} for topic in asked}
     sizes: dict[str, int] = {}
     disk_free: dict[int, int] = {}
     try:
@@ -101,15 +98,17 @@ def look(connection: Connection, at: float, time_ms: int, *, lags: bool = False)
 
 
 def _lags(connection: Connection, ends: Mapping[str, Mapping[int, int]]) -> dict[str, int]:
-    """Return the lag of each group in the topics with known ends."""
+    """Return the lag of each group in the topics that are asked; none while one of its partitions has no leader."""
     found = {}
     for each in connection.kafka.list_groups()[:GROUPS_MAX]:
         try:
             positions = connection.kafka.describe_group(each.group).positions
         except KafkaError:
             continue  # deleted meanwhile
-        known = [(ends.get(topic, {}).get(p), offset) for (topic, p), offset in positions.items()]
-        found[each.group] = sum(max(0, end - offset) for end, offset in known if end is not None)
+        known = [(ends[topic].get(p), offset) for (topic, p), offset in positions.items() if topic in ends]
+        behind = [max(0, end - offset) for end, offset in known if end is not None]
+        if len(behind) == len(known):
+            found[each.group] = sum(behind)
     return found
 
 

@@ -6,17 +6,21 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from typer.testing import CliRunner, Result
 
 from headrace.broker.extension import Extension
 from headrace.broker.tests.replication.test_replication import create, described
 from headrace.tablelayer.cli.main import app
-from headrace.tablelayer.cli.top import rates
+from headrace.tablelayer.cli.top import group_lags, rates
 from headrace.tablelayer.client import connect
+from headrace.tablelayer.client.admin.kafka_answers import GroupDescription
 from headrace.tablelayer.console.cluster import Cluster
 from headrace.tablelayer.console.decoding import Decoder
 from headrace.tablelayer.console.history import History, Look, look
+from headrace.tablelayer.console.history import _lags as console_lags
 from headrace.tablelayer.console.history import rates as console_rates
 from headrace.tablelayer.console.registry import Registry
 from headrace.tablelayer.console.topics import Topics
@@ -132,3 +136,21 @@ def test_a_partition_that_was_away_has_not_grown_by_all_that_it_has() -> None:
     )
     looks = [Look(at, 0, ends, {}, 1, {}, 0) for at, ends in ((0.0, before), (1.0, after))]
     assert console_rates(*looks) == {"t": 2, "new": 3}
+
+
+def test_the_lag_of_a_group_is_unknown_while_a_partition_has_no_leader() -> None:
+    positions = {("t", 0): 3, ("t", 1): 3, ("u", 0): 3, ("hidden", 0): 3}
+    group = GroupDescription("g", "Stable", "consumer", (), positions)
+    away: dict[str, dict[int, int | None]] = {"t": {0: 5, 1: None}, "u": {0: 4}}
+    there = away | {"t": {0: 5, 1: 6}}
+    lags = group_lags([group], away, {}, 1.0)
+    assert [(each.topic, each.lag, each.per_second) for each in lags] == [("t", None, None), ("u", 1, 0)]
+    before = {(each.group, each.topic): each.lag for each in lags}
+    known = group_lags([group], there, before, 1.0)
+    assert [(each.topic, each.lag, each.per_second) for each in known] == [("t", 5, 0), ("u", 1, 0)]
+    kafka = SimpleNamespace(
+        list_groups=lambda: [SimpleNamespace(group="g")], describe_group=lambda name: group
+    )
+    connection: Any = SimpleNamespace(kafka=kafka)
+    assert console_lags(connection, {"t": {0: 5}, "u": {0: 4}}) == {}, "a plot has a gap"
+    assert console_lags(connection, {"t": {0: 5, 1: 6}, "u": {0: 4}}) == {"g": 6}
