@@ -82,8 +82,8 @@ class Backoff:
         self._top_ms = float(config.retry_backoff_max_ms)
 
     async def pause(self, deadline: Deadline) -> None:
-        """Sleep until the next attempt, but not past the deadline."""
-        pause_ms = min(self._next_ms * random.uniform(0.5, 1.5), float(deadline.remaining_ms))
+        """Sleep until the next attempt, or until the deadline has passed: no attempt gets its last millisecond."""
+        pause_ms = min(self._next_ms * random.uniform(0.5, 1.5), deadline.remaining_ms + 1.0)
         self._next_ms = min(self._next_ms * 2, self._top_ms)
         await asyncio.sleep(pause_ms / 1000)
 

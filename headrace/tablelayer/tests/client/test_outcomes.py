@@ -19,7 +19,7 @@ from headrace.tablelayer.client import (
     connect_async,
     errors,
 )
-from headrace.tablelayer.client.wire.retry import Backoff
+from headrace.tablelayer.client.wire.retry import Backoff, Deadline
 from headrace.tablelayer.model.errors import TableErrorCode
 from headrace.tablelayer.model.messages import (
     AppendRowsRequest,
@@ -283,3 +283,11 @@ def test_the_servers_reason_is_logged_and_raised(fake, tools, caplog, monkeypatc
     (warning,) = caplog.messages
     assert reason in warning
     assert "bucket 0 of db.t" in warning
+
+
+async def test_no_attempt_gets_the_last_millisecond() -> None:
+    """It could only replace the reason of the attempts before it by an unknown outcome."""
+    for _ in range(5):
+        deadline = Deadline(3.9)
+        await Backoff(ClientConfig(retry_backoff_ms=1000)).pause(deadline)
+        assert deadline.passed
