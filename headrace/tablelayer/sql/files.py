@@ -225,16 +225,26 @@ def _of_csv(database: Any, statement: CopyFrom, columns: Sequence[Column]) -> Ch
     if "delim" not in said and ".tsv" in statement.file.lower():
         said["delim"] = "'\t'"
     said |= {"max_line_size": str(_LINE_BYTES_MAX), "buffer_size": str(_LINE_BYTES_MAX)}
-    own = {**_OWN, **said}
-    with suppress(duckdb.Error):
-        found = _of_dialect(database, statement, columns, own, guessed=False)
-        if found is not None:
-            database.execute(f"SELECT count(COLUMNS(*)) FROM ({found[1]} LIMIT {_SAMPLE_ROWS})").fetchall()
-            return found
+    for ends in _LINE_ENDS:
+        with suppress(duckdb.Error):
+            found = _of_dialect(database, statement, columns, {**_OWN, **said, **ends}, guessed=False)
+            if found is not None:
+                database.execute(
+                    f"SELECT count(COLUMNS(*)) FROM ({found[1]} LIMIT {_SAMPLE_ROWS})"
+                ).fetchall()
+                return found
+    for ends in _LINE_ENDS:
+        with suppress(duckdb.Error):
+            return _of_dialect(database, statement, columns, {**said, **ends}, guessed=True)
     return _of_dialect(database, statement, columns, said, guessed=True)
 
 
 _OWN = {"delim": "','", "quote": "'\"'", "escape": "'\"'", "comment": "''"}
+_LINE_ENDS: Sequence[Mapping[str, str]] = (
+    {},
+    *({"new_line": f"'{ends}'"} for ends in ("\\n", "\\r\\n", "\\r")),
+)
+"""DuckDB takes the first end of a line for that of all, even if it is inside quotes; then it is told."""
 _LINE_BYTES_MAX = 128 << 20
 """Maximum size of a line of CSV. A row has at most 99 MiB."""
 

@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from headrace.protocol.loading.lazy import lazy_module
 from headrace.tablelayer.client import Connection
@@ -72,6 +73,8 @@ from headrace.tablelayer.model.ddl.names import HOME
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.options.table_options import DECLARED
 from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.path import TablePath
+from headrace.tablelayer.model.types.quoting import quoted
 from headrace.tablelayer.sql.answer import Answer
 from headrace.tablelayer.sql.errors import SqlError
 from headrace.tablelayer.sql.settings import Settings
@@ -222,7 +225,7 @@ class Session:
                     bind(sql, uneven)  # raises the error
                 filled = tuple(
                     tuple(
-                        value if place is None else row[place]
+                        value if place is None else _plain(row[place])
                         for value, place in zip(values, places, strict=True)
                     )
                     for row in rows
@@ -332,6 +335,24 @@ class Session:
             f"{after.rows_scanned - before.rows_scanned:,} rows scanned,"
             f" {requests:,} requests of the client's loop, {received:,} bytes",
         )
+
+    def _describe_table(self, statement: DescribeTable) -> Answer:
+        if str(statement.path) in self.views:
+            return Answer(rows=self._columns_of_view(statement.path))
+        return Answer(definition=self._connection.admin.describe_table(statement.path))
+
+    def _show_columns(self, statement: ShowColumns) -> Answer:
+        if str(statement.path) in self.views:
+            rows = self._columns_of_view(statement.path)
+        else:
+            rows = _columns_of(self._connection.admin.describe_table(statement.path))
+        return Answer(rows=_like(rows, "column", statement.like))
+
+    def _columns_of_view(self, path: TablePath) -> pa.Table:
+        from headrace.tablelayer.sql.catalog import columns_of_query
+
+        select = self._analyze(f"SELECT * FROM {quoted(path.database)}.{quoted(path.table)}")
+        return columns_of_query(self._plan(select).schema())
 
     def _describe_query(self, statement: DescribeQuery) -> Answer:
         from headrace.tablelayer.sql.catalog import columns_of_query
@@ -547,12 +568,10 @@ _CARRIED_OUT: dict[type, Callable[[Session, Any], Answer]] = {
     ShowViews: lambda self, it: _names("view", sorted(self.views), it.like),
     ShowPartitions: Session._partitions,
     ShowOptions: Session._options,
-    ShowColumns: lambda self, it: Answer(
-        rows=_like(_columns_of(self._connection.admin.describe_table(it.path)), "column", it.like)
-    ),
+    ShowColumns: Session._show_columns,
     DescribeDatabase: Session._describe_database,
     ShowCreateDatabase: Session._show_create_database,
-    DescribeTable: lambda self, it: Answer(definition=self._connection.admin.describe_table(it.path)),
+    DescribeTable: Session._describe_table,
     DescribeQuery: Session._describe_query,
     ShowCreateTable: lambda self, it: Answer(
         text=create_table_sql(self._connection.admin.describe_table(it.path)), is_code=True
@@ -598,6 +617,11 @@ _READS = (
     ShowCreateTable, ShowDatabases, ShowOptions, ShowPartitions, ShowTables, ShowTopics,
 )  # fmt: skip
 """Statements that read tables, topics and names, but neither users nor rights."""
+
+
+def _plain(value: Any) -> Any:
+    """Return the value that its literal has in a statement: a UUID is a text."""
+    return str(value) if isinstance(value, UUID) else value
 
 
 def _marks(count: int) -> list[str]:

@@ -21,9 +21,16 @@ def to_polars(rows: pa.Table) -> pl.DataFrame:
 
 
 def to_pandas(rows: pa.Table) -> pd.DataFrame:
-    """Return a pandas DataFrame. Integers with nulls become floats. Raises ClientError if pandas is not installed."""
+    """Return a pandas DataFrame. Integers with nulls become floats. Raises ClientError if pandas is not installed, or
+    if a value has no Python object, such as a date after the year 9999.
+    """
     _library("pandas")
-    return rows.to_pandas()
+    try:
+        return rows.to_pandas()
+    except (ValueError, OverflowError, pa.ArrowException) as error:
+        raise ClientError(
+            f"the rows cannot become a pandas DataFrame: {error}; use to_arrow, or cast the column to STRING"
+        ) from error
 
 
 def _library(name: str) -> Any:

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.protocol.errors import KafkaError
-from headrace.tablelayer.client import OutgoingRecord, Table, TableError, connect
+from headrace.tablelayer.client import OutgoingRecord, Table, TableError, TableErrorCode, connect
 from headrace.tablelayer.model.ddl import DdlError
 from headrace.tablelayer.model.ddl.names import Names
 from headrace.tablelayer.model.ddl.select import analyze
@@ -141,6 +141,10 @@ def test_names_are_in_information_schema(shop):
     name = shop.database
     assert {"schema": name} in shop("SELECT schema_name AS schema FROM information_schema.schemata")
     shop("CREATE VIEW seen AS SELECT * FROM visit")
+    types = shop("SELECT column_name AS c, data_type AS t FROM information_schema.columns"
+                 f" WHERE table_schema = '{name}' AND table_name = 'visit'")  # fmt: skip
+    for statement in ("DESCRIBE seen", "SHOW COLUMNS FROM seen"):
+        assert [{"c": row["column"], "t": row["type"]} for row in shop(statement)] == types
     assert shop(
         "SELECT table_name, table_type, comment FROM information_schema.tables"
         f" WHERE table_schema = '{name}' ORDER BY 1"
@@ -397,3 +401,21 @@ def test_names_that_are_dropped_meanwhile_are_left_out(sql, connection, name, mo
     key = "schema_name" if name == "schemata" else "table_schema"
     rows = sql(f"SELECT * FROM information_schema.{name} WHERE {key} IN ('{sql.database}', 'gone')")
     assert [each[key] for each in rows] == [sql.database]
+
+
+def test_a_table_with_an_unreadable_definition_hides_no_other_table(sql, connection, monkeypatch):
+    sql("CREATE TABLE t (k INT, PRIMARY KEY (k) NOT ENFORCED); CREATE TABLE u (k INT)")
+    admin, bad = connection.admin, f"{sql.database}.t"
+
+    def describe(path, of=admin.describe_table):
+        if str(path) == bad:
+            raise TableError(TableErrorCode.INVALID_TABLE, "cannot be read")
+        return of(path)
+
+    monkeypatch.setattr(admin, "describe_table", describe)
+    where = f"WHERE table_schema = '{sql.database}'"
+    assert sql(f"SELECT table_name AS n, comment AS c FROM information_schema.tables {where} ORDER BY n") == [
+        {"n": "t", "c": "cannot be read"},
+        {"n": "u", "c": None},
+    ]
+    assert sql(f"SELECT table_name AS n FROM information_schema.columns {where}") == [{"n": "u"}]

@@ -130,7 +130,15 @@ def test_values_copied_to_a_file_are_read_back_equal(kind, given):
 
 
 @pytest.mark.parametrize(
-    "texts", [["'q'", "# x", "x"], ["a;b\t", "a;b1"], ["", None, "''", '"', "\\"], ["y" * 3_000_000]]
+    "texts",
+    [
+        ["'q'", "# x", "x"],
+        ["a;b\t", "a;b1"],
+        ["", None, "''", '"', "\\"],
+        ["y" * 3_000_000],
+        ["a\rb", "c"],
+        ["a\nb", "c\rd"],
+    ],
 )
 @pytest.mark.parametrize("options", [{}, {"delimiter": ";", "quote": "'"}, {"nullstr": "x", "header": False}])
 def test_texts_are_read_back_from_csv_whatever_they_look_like(texts, options):

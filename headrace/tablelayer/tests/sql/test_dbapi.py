@@ -3,6 +3,7 @@
 import datetime
 from decimal import Decimal
 from importlib.metadata import entry_points
+from uuid import UUID
 
 import pandas as pd
 import pytest
@@ -115,6 +116,8 @@ def test_many_rows_are_one_write(connection, monkeypatch):
     assert cursor.rowcount == 2
     cursor.executemany("INSERT INTO t (id, s) VALUES (?, upper(?))", [(1000, "a"), (1001, "b")])
     assert connection.execute("SELECT s FROM t WHERE id > 999 ORDER BY id").fetchall() == [("A",), ("B",)]
+    cursor.executemany("INSERT INTO t (id, s) VALUES (?, ?)", [(1002, UUID(int=2)), (1003, UUID(int=3))])
+    assert connection.execute("SELECT s FROM t WHERE id = 1003").fetchall() == [(str(UUID(int=3)),)]
     with pytest.raises(dbapi.ProgrammingError, match="1 values are given"):
         cursor.executemany("INSERT INTO t (id, s) VALUES (?, ?)", [(1, "a"), (2,)])
     cursor.executemany("INSERT INTO t (id) VALUES (?)", [])

@@ -193,3 +193,9 @@ def test_a_connection_says_what_it_is(server):
 def test_rows_that_do_not_fit_are_the_caller_s(shop):
     with pytest.raises(DataError, match="does not fit column 'id'"):
         shop.sql("INSERT INTO fruit VALUES (?, ?, ?)", ["one", "x", 1])
+
+
+def test_dates_that_pandas_cannot_have_are_refused_with_the_remedy():
+    rows = pa.table({"d": pa.array([3_000_000], pa.int32()).view(pa.date32())})
+    with pytest.raises(ClientError, match=r"pandas DataFrame.*use to_arrow"):
+        headrace.SqlResult(rows.schema, iter(rows.to_batches())).to_pandas()
