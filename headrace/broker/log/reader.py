@@ -64,8 +64,8 @@ class Reader:
             limit, next_offset = segment.size, segment.end_offset
         else:
             last, limit, next_offset = self._locate(up_to)
-            if last is not segment:  # compaction has left nothing between the segment's end and `up_to`
-                limit, next_offset = segment.size, segment.end_offset
+            if last is not segment:  # compaction left nothing from `up_to` on, or two remote segments have it
+                limit, next_offset = segment.locate(up_to)
         if limit - start > max_bytes:
             limit, next_offset = segment.boundary_before(start, start + max_bytes), -1
             if limit == start and min_one_batch:

@@ -1,13 +1,13 @@
-"""Segments in remote storage as a `Disk`: the files of a segment are ranges of its object.
+"""A segment in remote storage as a `Disk`: its files are ranges of its object.
 
 Read-only. A path is a file name of the log's (`00000000000000000042.log`, `.index`, `.timeindex`, `.txnindex`); the
-manifest has its position. An invalid index is built again from the batches, in memory. Reading blocks.
+segment's description has its position. An invalid index is built again from the batches, in memory. Reading blocks.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,20 +64,17 @@ class RemoteFile:
 
 
 class RemoteDisk:
-    """A `Disk` of the segments of one partition, without the methods that only writers need."""
+    """A `Disk` of one segment, without the methods that only writers need. Another segment may have the same name."""
 
-    def __init__(self, chunks: Chunks, folder: str) -> None:
+    __slots__ = ("_chunks", "_folder", "_segment")
+
+    def __init__(self, chunks: Chunks, folder: str, segment: RemoteSegment) -> None:
         self._chunks = chunks
         self._folder = folder
-        self.segments: Mapping[int, RemoteSegment] = {}
-        """Segments by base offset."""
+        self._segment = segment
 
     def open_read_only(self, path: Path) -> RemoteFile:
-        name = path.name
-        segment = self.segments.get(int(name[:OFFSET_DIGITS]))
-        if segment is None:
-            raise FileNotFoundError(errno.ENOENT, "it is not in remote storage any more", name)
-        position = 0
+        name, segment, position = path.name, self._segment, 0
         for suffix, size in (
             (LOG_SUFFIX, segment.size),
             (INDEX_SUFFIX, segment.index_size),

@@ -161,9 +161,7 @@ class RemoteLog:
         for gone in before - {segment.id for segment in manifest.segments}:
             name = next(each.name for each in self.manifest.segments if each.id == gone)
             self._chunks.forget(f"{self.folder}/{name}")
-        disk = RemoteDisk(self._chunks, self.folder)
-        disk.segments = {segment.base_offset: segment for segment in manifest.segments}
-        segments = [self._segment(disk, segment) for segment in manifest.segments]
+        segments = [self._segment(segment) for segment in manifest.segments]
         with self._lock:
             self.manifest = manifest
             self._segments = segments
@@ -182,9 +180,9 @@ class RemoteLog:
         )  # fmt: skip
         return cut
 
-    def _segment(self, disk: RemoteDisk, stored: RemoteSegment) -> Segment:
+    def _segment(self, stored: RemoteSegment) -> Segment:
         return Segment(
-            cast("Disk", disk),
+            cast("Disk", RemoteDisk(self._chunks, self.folder, stored)),
             Path(self.folder),
             stored.base_offset,
             interval_bytes=_INDEX_INTERVAL_BYTES,
@@ -278,7 +276,7 @@ class RemoteLog:
         with self._lock:
             segments = self._segments
             stored = self.manifest.segments
-            found: list[AbortedTransaction] = []
+            found: dict[int, AbortedTransaction] = {}  # by marker, which two segments may have
             first = max(bisect_right([each.base_offset for each in stored], start_offset) - 1, 0)
             for segment, there in zip(segments[first:], stored[first:], strict=True):
                 if not there.aborted_size:
@@ -286,10 +284,10 @@ class RemoteLog:
                 if not len(segment.aborted):
                     segment.read_transaction_index()
                 here, is_complete = segment.aborted.overlapping(start_offset, end_offset)
-                found += here
+                found.update((aborted.last_offset, aborted) for aborted in here)
                 if is_complete:
-                    return found, True
-            return found, False
+                    return list(found.values()), True
+            return list(found.values()), False
 
     async def run(self, work: Callable[..., Result], *arguments: Any) -> Result:
         """Run `work`, which waits for the network, in a thread. Raises KafkaError for its errors."""

@@ -372,6 +372,11 @@ class RemoteLogManager:
             if remote is None:
                 return
         await remote.load()
+        start_offset = min(remote.manifest.log_start_offset, log.local_start_offset)
+        if start_offset > log.log_start_offset and not remote.is_cut:
+            # A former leader removed segments, and was gone before this log knew its new start.
+            log.delete_records(start_offset)
+            partition.wake()
         if remote.is_cut:  # a manifest must not name objects that are about to be removed
             await self._objects.commit(log, remote, remote.manifest.segments)
         if remote.has_leftovers:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import random
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -474,6 +475,23 @@ async def test_a_new_leader_claims_the_next_manifest_number_first(tmp_path: Path
     assert done.index(claim) < done.index(of_segments[0])
 
 
+async def test_records_that_a_former_leader_removed_are_not_offered(tmp_path: Path) -> None:
+    """It was gone before its followers knew the new start of the log."""
+    async with tiered(tmp_path) as made:
+        await filled(made)
+        await tend(made)
+        remote, log = partition_of(made).remote, partition_of(made).log
+        assert remote is not None
+        gone, *kept = remote.manifest.segments
+        other = remote.manifest.with_segments(kept, "another broker", gone.end_offset)
+        LocalFiles(tmp_path / "remote").put(f"{remote.folder}/{other.name}", other.encode())
+        remote.reload()
+        await tend(made)
+        assert log.log_start_offset == await offset_at(made, EARLIEST) == gone.end_offset
+        assert (await made.fetch("t", 0)).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+        assert await read_all(made, gone.end_offset) == list(enumerate(values()))[gone.end_offset :]
+
+
 async def test_one_of_two_writers_of_a_manifest_finds_the_conflict(tmp_path: Path) -> None:
     async with tiered(tmp_path) as made:
         await filled(made)
@@ -810,3 +828,66 @@ def test_a_manifest_with_common_records_is_read_and_one_with_a_gap_is_not() -> N
     assert Manifest.decode(Manifest(segments=(first, second)).encode()).end_offset == 12
     with pytest.raises(ManifestError, match="a gap between offsets 12 and 13"):
         Manifest.decode(Manifest(segments=(first, second, third)).encode())
+
+
+def merged(files: LocalFiles, folder: str, parts: Sequence[RemoteSegment], number: int) -> RemoteSegment:
+    """Store these segments as one, as a leader with other ends of segments does."""
+    first, last = parts[0], parts[-1]
+    records = b"".join(files.read_range(f"{folder}/{each.name}", 0, each.size) for each in parts)
+    aborted = b"".join(
+        files.read_range(
+            f"{folder}/{each.name}", each.producers_position - each.aborted_size, each.aborted_size
+        )
+        for each in parts
+    )
+    largest = max(parts, key=lambda each: each.largest_timestamp)
+    made = RemoteSegment(
+        f"merged{number}{len(records)}", first.base_offset, last.end_offset, len(records), aborted_size=len(aborted),
+        largest_timestamp=largest.largest_timestamp, offset_of_largest=largest.offset_of_largest,
+        first_timestamp=first.first_timestamp, epochs=first.epochs,
+    )  # fmt: skip
+    files.put(f"{folder}/{made.name}", records + aborted)
+    return made
+
+
+async def test_segments_of_leaders_with_other_ends_read_as_one_log(tmp_path: Path) -> None:
+    """A model: any segments whose ends rise and that leave no gap; their beginnings may be in any order."""
+    files = LocalFiles(tmp_path / "remote")
+    async with tiered(tmp_path) as made:
+        await made.create_topic("t", **TOPIC)
+        client = Client(made)
+        await client.init()
+        for number in range(10):
+            await client.add(("t", 0))
+            for part in range(4):
+                await client.send([b"%d.%d" % (number, part) + b"x" * 100], "t")
+            await client.end(commit=number % 3 == 0)
+        await tend(made)
+        partition, remote = partition_of(made), partition_of(made).remote
+        assert remote is not None
+        plain, end = remote.manifest.segments, partition.log.local_start_offset
+        stamps = [each.largest_timestamp + more for each in plain for more in (0, 1)]
+
+        async def found(dice: random.Random) -> list[Any]:
+            reads = []
+            for at in range(end):
+                up_to = dice.randint(at + 1, end)
+                part = await remote.read(at, 1 << 20, up_to, True)
+                assert part.end_offset <= up_to
+                aborted = await partition.aborted_transactions(at, up_to)
+                reads.append((part.start_offset, aborted))
+            return [
+                reads,
+                [await offset_at(made, each) for each in stamps],
+                await committed_values(made, "t"),
+            ]
+
+        for seed in range(8):
+            before = await found(random.Random(seed))
+            dice, chosen, stop = random.Random(seed), list[RemoteSegment](), 0
+            while stop < len(plain):
+                start, stop = dice.randint(0, stop), dice.randint(stop + 1, min(stop + 4, len(plain)))
+                chosen.append(merged(files, remote.folder, plain[start:stop], len(chosen)))
+            remote.install(remote.manifest.with_segments(chosen, f"leader {seed}", 0))
+            assert await found(random.Random(seed)) == before, f"seed {seed}"
+            remote.install(remote.manifest.with_segments(plain, "the leader", 0))
