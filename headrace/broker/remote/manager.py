@@ -39,6 +39,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
+from msgspec.structs import replace
+
 from headrace.broker.backup.archive import RESTORED_NAME
 from headrace.broker.configs.config_key import ConfigError
 from headrace.broker.configs.remote_log import is_enabled
@@ -435,7 +437,9 @@ class RemoteLogManager:
             await self._objects.claim(log, remote)
             producers = await self._run(producers_at, self._disk, log, segment.end_offset)
             name, now_ms = self._entropy.uuid().hex, self._ages.time_ms()
-            stored, rest = described(log, segment, producers, name=name, now_ms=now_ms)
+            stored, rest = described(
+                log, segment, producers, remote_end=remote.end_offset, name=name, now_ms=now_ms
+            )
             remote.has_leftovers = True
             counts = remote.counts
             counts.copies += 1
@@ -469,10 +473,13 @@ class RemoteLogManager:
         stored, end_offset = remote.manifest.segments, remote.end_offset
         local_bytes = sum(each.size for each in log.segments if each.base_offset >= end_offset)
         floor = self._floor(partition)
+        once = [
+            replace(each, size=each.size - each.common_size) if each.common_size else each for each in stored
+        ]
         count = retention_plan(
-            stored,
+            once,
             log.config.retention,
-            size_bytes=remote.manifest.size_bytes + local_bytes,
+            size_bytes=sum(each.size for each in once) + local_bytes,
             log_start_offset=log.log_start_offset,
             # A floor does not protect records that were deleted.
             deletable_to=end_offset if floor is None else max(floor, log.log_start_offset),

@@ -34,7 +34,7 @@ class ManifestError(Exception):
 class RemoteSegment(msgspec.Struct, frozen=True, omit_defaults=True):
     """`size` bytes of batches with offsets base_offset .. end_offset-1, and the sizes of its indexes. `epochs` are
     (leader epoch, start offset), beginning with the epoch of its first record. `producers_size`: of the snapshot of
-    producers at its end; 0 without one.
+    producers at its end; 0 without one. `common_size`: of its first batches, which earlier segments have, too.
     """
 
     id: str
@@ -50,6 +50,7 @@ class RemoteSegment(msgspec.Struct, frozen=True, omit_defaults=True):
     copied_ms: int = 0
     epochs: tuple[tuple[int, int], ...] = ()
     producers_size: int = 0
+    common_size: int = 0
 
     @property
     def name(self) -> str:

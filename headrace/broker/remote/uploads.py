@@ -26,9 +26,11 @@ def producers_at(disk: Disk, log: PartitionLog, offset: int) -> bytes:
 
 
 def described(
-    log: PartitionLog, segment: Segment, producers: bytes, *, name: str, now_ms: int
+    log: PartitionLog, segment: Segment, producers: bytes, *, remote_end: int, name: str, now_ms: int
 ) -> tuple[RemoteSegment, Sequence[bytes]]:
-    """Return the description of a sealed segment, and what its object has behind its records."""
+    """Return the description of a sealed segment, and what its object has behind its records. Earlier remote segments
+    end at `remote_end`.
+    """
     index, time_index = bytes(segment.index.entries), bytes(segment.time_index.entries)
     aborted = bytes(segment.aborted.entries)
     timestamp, offset = segment.largest
@@ -48,6 +50,7 @@ def described(
         now_ms,
         tuple(epoch for epoch in epochs[first:] if epoch[1] < segment.end_offset),
         len(producers),
+        segment.locate(remote_end)[0] if remote_end > segment.base_offset else 0,
     )
     return stored, (index, time_index, aborted, producers)
 

@@ -5,9 +5,11 @@ on.
 from __future__ import annotations
 
 import asyncio
+import random
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from headrace.broker.cluster.replica_changes import Reassignment
 from headrace.broker.objects.files import LocalFiles
 from headrace.broker.tests.replication.test_replication import TOPIC, create, led, log_of, produce, until
 from headrace.protocol.errors import ErrorCode
+from headrace.protocol.records.encode import Record, build_batch
 from simulator.cluster import DEADLINE_SECONDS, DirectCluster, direct_cluster
 from simulator.direct import DirectBroker, values_of
 
@@ -182,3 +185,44 @@ async def test_a_deleted_topic_leaves_nothing(tmp_path: Path) -> None:
             await manager(broker).turn()
         names = LocalFiles(tmp_path / "remote").names("")
         assert [name for name in names if not name.startswith("cluster/")] == []
+
+
+async def test_leaders_with_other_ends_of_segments_share_one_remote_log(tmp_path: Path) -> None:
+    """A model with records of equal size. Segments end somewhere else on each broker, and leaders change."""
+    dice, size, kept = random.Random(1), len(build_batch([Record(None, b"000" + b"x" * 100)])), 15
+    config = {**CONFIG, "segment_bytes": "100000", "retention_bytes": str(kept * size)}
+    common = 0
+    async with tiered(tmp_path) as (cluster, settings):
+        assert (await create(cluster.brokers[1], **config)).error_code == 0
+        end = 0
+        for _ in range(6):
+            leader = await led(cluster, {1, 2, 3})
+            for _ in range(dice.randint(3, 8)):
+                await write(cluster, end, 1)
+                end += 1
+                for broker in cluster.brokers.values():
+                    await until(lambda broker=broker, end=end: log_of(broker).log_end_offset == end)
+                    if dice.random() < 0.3:
+                        log_of(broker).roll()
+            await tend(cluster)
+            await tend(cluster)  # retention comes before copies
+            remote, log = leader.context.replicas.partition(TOPIC, 0).remote, log_of(leader)
+            segments = remote.manifest.segments
+            ends = [each.end_offset for each in segments]
+            assert all(before < after for before, after in pairwise(ends))
+            assert [(each.size - each.common_size) // size for each in segments[1:]] == [
+                after - before for before, after in pairwise(ends)
+            ]
+            common += sum(each.common_size > 0 for each in segments)
+            assert log.log_end_offset - log.log_start_offset >= min(kept, end), "retention came early"
+            start = log.log_start_offset
+            for offset in range(start, end):
+                answer = await leader.fetch(TOPIC, offset, max_wait_ms=10_000)
+                found = [(at, value[:3]) for at, value in values_of(answer.records) if value and at >= offset]
+                assert found[0] == (offset, b"%03d" % offset)
+                assert found == [(at, b"%03d" % at) for at, _ in found]
+            number = next(number for number, each in cluster.brokers.items() if each is leader)
+            await cluster.stop(number)
+            await led(cluster, {1, 2, 3} - {number})
+            await cluster.start(number, settings)
+    assert min(common, start) > 0, "no segments had common records, or none expired"
