@@ -74,6 +74,13 @@ def debian(name: str, packages: Sequence[str]) -> Unpacked:
     return Unpacked(made_once(folder, unpack) / "root")
 
 
+def copy_writable(source: Path, target: Path) -> None:
+    """Copy a tree that is read-only, as Go's cache of modules is. The copy can be changed and removed by its owner."""
+    shutil.copytree(source, target, copy_function=shutil.copyfile)
+    for folder, _, _ in os.walk(target):
+        Path(folder).chmod(0o755)  # `copytree` copies the rights of folders
+
+
 def go_program(name: str, module: str, version: str, package: str, tags: str) -> Path:
     """Build a program of a Go module with the module's own requirements. Raise UnavailableError."""
     go = shutil.which("go")
@@ -87,7 +94,7 @@ def go_program(name: str, module: str, version: str, package: str, tags: str) ->
             f"{module} cannot be had", [go, "mod", "download", "-json", f"{module}@{version}"], folder
         )
         with_source, binary = folder / "source", str(folder / name)
-        shutil.copytree(json.loads(found)["Dir"], with_source, copy_function=shutil.copyfile)
+        copy_writable(Path(json.loads(found)["Dir"]), with_source)
         _run(
             f"{name} cannot be built",
             ["nice", "-n", "19", go, "build", "-tags", tags, "-ldflags", "-s -w", "-o", binary, package],
