@@ -28,7 +28,20 @@ def addressed_arrays(source: str) -> list[str]:
         if not isinstance(kernel, ast.FunctionDef) or not any(map(_compiles, kernel.decorator_list)):
             continue
         nodes = list(ast.walk(kernel))
-        made = {each.id for each in nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+        given = {each.arg for each in kernel.args.args}
+        # parts of an argument, which its caller keeps
+        unpacked = [
+            id(part)
+            for each in nodes
+            if isinstance(each, ast.Assign) and isinstance(each.value, ast.Name) and each.value.id in given
+            for target in each.targets
+            for part in ast.walk(target)
+        ]
+        made = {
+            each.id
+            for each in nodes
+            if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store) and id(each) not in unpacked
+        }
         for each in nodes:
             if isinstance(each, ast.Attribute) and each.attr == "ctypes":
                 name = ast.unparse(each.value)
@@ -47,6 +60,9 @@ def test_kernels_are_found() -> None:
     assert addressed_arrays(
         "@njit(cache=True)\ndef f(n):\n    a = np.zeros(n)\n    return a.ctypes.data"
     ) == ["f: a"]
+    assert addressed_arrays(
+        "@njit\ndef f(given):\n    a, b = given\n    b = g()\n    return a.ctypes, b.ctypes"
+    ) == ["f: b"]
 
 
 @pytest.mark.parametrize("path", _SOURCES, ids=lambda path: str(path.relative_to(_ROOT)))
