@@ -8,6 +8,10 @@ travels.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
+
+NO_TABLE_WITH_ID: Final = "there is no table with id"
+"""The beginning of the error of a request to a table that was dropped. The client adds the name."""
 
 
 class TableErrorCode(IntEnum):

@@ -16,7 +16,7 @@ from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.tablelayer.client.config import ClientConfig
 from headrace.tablelayer.client.errors import ConnectionFailed, ConnectionLost, OutcomeUnknown, RequestTimeout
 from headrace.tablelayer.client.metrics import Counters
-from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.errors import NO_TABLE_WITH_ID, TableError, TableErrorCode
 
 T = TypeVar("T")
 
@@ -93,6 +93,8 @@ def error_of(code: int, message: str | None, *, doing: str) -> TableError | Kafk
     if code == ErrorCode.NONE:
         return None
     if code >= TableErrorCode.DATABASE_NOT_FOUND:
+        if message is not None and message.startswith(NO_TABLE_WITH_ID):
+            message = f"{doing}: {message}"  # the server does not know the name any more
         try:
             return TableError(
                 TableErrorCode(code), message or f"could not {doing}: {TableErrorCode(code).name}"

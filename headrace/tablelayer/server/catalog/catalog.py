@@ -13,7 +13,7 @@ from uuid import UUID
 
 from headrace.broker.metadata.nodes import follow
 from headrace.protocol.errors import ErrorCode, KafkaError
-from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.errors import NO_TABLE_WITH_ID, TableError, TableErrorCode
 from headrace.tablelayer.model.options.table_options import DEFAULT_BUCKET_COUNT_CONFIG
 from headrace.tablelayer.model.table.definition import (
     PARTITION_OF_CONFIG,
@@ -482,7 +482,8 @@ class Catalog:
 
 def no_table_with_id(table_id: UUID) -> TableError:
     return TableError(
-        TableErrorCode.TABLE_NOT_FOUND, f"there is no table with id {table_id}; it may have been dropped"
+        TableErrorCode.TABLE_NOT_FOUND,
+        f"{NO_TABLE_WITH_ID} {table_id}: it was dropped after it was opened; open it again if it exists",
     )
 
 

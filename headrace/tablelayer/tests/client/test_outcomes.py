@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
@@ -19,7 +20,7 @@ from headrace.tablelayer.client import (
     connect_async,
     errors,
 )
-from headrace.tablelayer.client.wire.retry import Backoff, Deadline
+from headrace.tablelayer.client.wire.retry import Backoff, Deadline, error_of
 from headrace.tablelayer.model.errors import TableErrorCode
 from headrace.tablelayer.model.messages import (
     AppendRowsRequest,
@@ -34,6 +35,7 @@ from headrace.tablelayer.model.schema.schema import Schema
 from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.table.path import TablePath
 from headrace.tablelayer.model.types.text import parse_type
+from headrace.tablelayer.server.catalog.catalog import no_table_with_id
 
 ROWS = pa.table({"id": [1, 2, 3]})
 QUICK = ClientConfig(
@@ -291,3 +293,8 @@ async def test_no_attempt_gets_the_last_millisecond() -> None:
         deadline = Deadline(3.9)
         await Backoff(ClientConfig(retry_backoff_ms=1000)).pause(deadline)
         assert deadline.passed
+
+
+def test_the_error_of_a_dropped_table_names_it() -> None:
+    told = no_table_with_id(UUID(int=7))
+    assert "default.gone" in str(error_of(told.code, told.message, doing="look up in default.gone"))
