@@ -374,8 +374,9 @@ class RemoteLogManager:
             if remote is None:
                 return
         await remote.load()
-        start_offset = min(remote.manifest.log_start_offset, log.local_start_offset)
-        if start_offset > log.log_start_offset and not remote.is_cut:
+        stored_to = remote.end_offset or log.local_start_offset  # this log has the same history up to there
+        start_offset = min(remote.manifest.log_start_offset, stored_to)
+        if start_offset > log.log_start_offset:
             # A former leader removed segments, and was gone before this log knew its new start.
             log.delete_records(start_offset)
             partition.wake()

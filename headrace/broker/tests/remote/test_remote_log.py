@@ -475,10 +475,11 @@ async def test_a_new_leader_claims_the_next_manifest_number_first(tmp_path: Path
     assert done.index(claim) < done.index(of_segments[0])
 
 
-async def test_records_that_a_former_leader_removed_are_not_offered(tmp_path: Path) -> None:
-    """It was gone before its followers knew the new start of the log."""
+@pytest.mark.parametrize("local_bytes", ["500", "1000000"])
+async def test_records_that_a_former_leader_removed_are_not_offered(tmp_path: Path, local_bytes: str) -> None:
+    """It was gone before its followers knew the new start of the log; they may still have these records."""
     async with tiered(tmp_path) as made:
-        await filled(made)
+        await filled(made, local_retention_bytes=local_bytes)
         await tend(made)
         remote, log = partition_of(made).remote, partition_of(made).log
         assert remote is not None
