@@ -72,6 +72,7 @@ from headrace.tablelayer.model.schema.schema import SYSTEM_COLUMNS
 from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.table.partition_expiry import time_options
 from headrace.tablelayer.model.table.partition_keys import values_of
+from headrace.tablelayer.model.types.column_types import TypeKind
 from headrace.tablelayer.spark.splits import DELETED_COLUMN
 
 logger = logging.getLogger("headrace.lake")
@@ -83,6 +84,9 @@ STAGING_FOLDER = ".headrace-staging"
 _DEFAULTS, _TABLE_OPTIONS = {"file.format": "parquet"}, {"write-only": "true"}
 _WRITERS = 2
 """Number of concurrent writers of a round; each may use `write-buffer-size` (256 MB) of the heap."""
+_NAN_KEY = (
+    "key column '%s' has a NaN, which Paimon cannot tell from other keys: delete that row, or use Iceberg"
+)
 _TIMESTAMPS = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
 
 
@@ -257,9 +261,21 @@ class PaimonTable:
         return messages
 
     def _stage(self, table: Any, changes: Any, folder: Any) -> None:
-        """Write the rows as Parquet files: the lake table's fields in its order, for a PK table then the row kind."""
+        """Write the rows as Parquet files: the lake table's fields in its order, for a PK table then the row kind.
+
+        A FLOAT or DOUBLE key is written as the table compares it: -0.0 is 0.0, for which Paimon has two buckets. Paimon
+        takes a NaN for equal to every other key, so that one of two rows would be lost. A row with such a key fails the
+        round. Its deletion is left out, because the lake never had the row.
+        """
         wanted = [f"`{field.name()}`" for field in table.schema().fields()]
         if self.definition.is_primary_key_table:
+            for column in self.definition.schema.key_columns:
+                if column.type.kind in (TypeKind.FLOAT, TypeKind.DOUBLE):
+                    name = f"`{column.name}`"
+                    changes = changes.where(f"NOT ({DELETED_COLUMN} AND isnan({name}))")
+                    said = f"{self.name}: {_NAN_KEY % column.name}".replace("'", "\\'")
+                    one = f"{name} + CAST(0 AS {column.type.kind.value})"
+                    wanted[wanted.index(name)] = f"IF(isnan({name}), raise_error('{said}'), {one}) AS {name}"
             kind = f"IF({DELETED_COLUMN}, {KIND_DELETE}, {KIND_INSERT})"
             wanted.append(f"CAST({kind} AS TINYINT) AS {KIND_COLUMN}")
         settings = self.spark.conf

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from headrace.tablelayer.model.table.partitions import Partition
 from headrace.tablelayer.spark.options import ReadOptions
 from headrace.tablelayer.spark.planning import (
     SplitPartition,
@@ -57,7 +58,7 @@ class HeadraceReader(DataSourceReader):
         return [SplitPartition(split) for split in splits or [Split(0, 0, 0)]]
 
     def _splits(self, table: Any, min_count: int) -> list[Split]:
-        end = resolve(table, self.options.end)
+        end = self._ends(table, ())[""]
         if self._of_state:
             return state_splits(end)
         start = resolve(table, "earliest")
@@ -67,7 +68,7 @@ class HeadraceReader(DataSourceReader):
 
     def _splits_of_partitions(self, table: Any) -> list[Split]:
         kept = partitions_needed(table.definition, table.partitions(), self.options.predicate)
-        ends = resolve_partitions(table, self.options.end, kept)
+        ends = self._ends(table, kept)
         starts: dict[str, dict[int, int]] = {}
         if not self._of_state:
             starts = resolve_partitions(table, "earliest", kept)
@@ -90,6 +91,24 @@ class HeadraceReader(DataSourceReader):
             splits += [replace(split, partition=each) for split in found]
         return splits
 
+    def _ends(self, table: Any, partitions: Sequence[Partition]) -> dict[str, dict[int, int]]:
+        """Return the ending offsets by partition ("" without partitions) and bucket.
+
+        Raises ValueError for an offset behind the log's end: a batch would wait until the log is that long.
+        """
+        place = self.options.end
+        is_whole = not table.definition.is_partitioned
+        ends = {"": resolve(table, place)} if is_whole else resolve_partitions(table, place, partitions)
+        is_sure = self.options.of_now or isinstance(place, (str, int))
+        latest = {} if is_sure else table.partition_offsets("latest")
+        for name, offsets in ends.items() if latest else ():
+            for bucket, offset in offsets.items():
+                last = latest.get(name, {}).get(bucket, offset)
+                if offset > last:
+                    where = f"bucket {bucket} of {table.path}{f', partition {name},' if name else ''}"
+                    raise ValueError(f"the read ends at offset {offset}, but {where} ends at {last}")
+        return ends
+
     @property
     def _is_whole(self) -> bool:
         """Whether the lake's rows belong to this read: it is of the plain name, from the table's beginning."""
@@ -99,12 +118,8 @@ class HeadraceReader(DataSourceReader):
         )
 
     def _parts_of_both(self, table: Any) -> list[InputPartition]:
-        place = self.options.end
         existing = table.partitions() if table.definition.is_partitioned else []
-        ends: dict[str, dict[int, int]] | None = None
-        if place != "latest":
-            is_whole = not table.definition.is_partitioned
-            ends = {"": resolve(table, place)} if is_whole else resolve_partitions(table, place, existing)
+        ends = None if self.options.end == "latest" else self._ends(table, existing)
         parts, self.snapshot = parts_of_both(
             self.options,
             self.read_plan,

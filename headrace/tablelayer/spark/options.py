@@ -129,13 +129,14 @@ class ReadOptions:
             )
         mode = stated or "current"
         limit = given.number("limit", 0)
+        end = given.place("endingOffsets", "endingTimestamp", ("latest",))
         return cls(
             bootstrap=given.server(),
             table=table,
             columns=given.names("columns"),
             mode=cast(Mode, mode),
             start=given.place("startingOffsets", "startingTimestamp", ("full", "earliest", "latest")),
-            end=given.place("endingOffsets", "endingTimestamp", ("latest",)) or "latest",
+            end="latest" if end is None else end,
             predicate=given.json("where"),
             limit=-1 if limit is None else limit,
             max_offsets=given.number("maxOffsetsPerTrigger", 1),
@@ -346,8 +347,8 @@ def _by_bucket(value: Mapping[str, Any]) -> dict[int, int]:
 
 
 def _milliseconds(text: str, option: str) -> int:
-    if text.isdigit():
-        return int(text)
+    if re.fullmatch("-?[0-9]+", text):
+        return max(0, int(text))
     try:
         moment = datetime.datetime.fromisoformat(text)
     except ValueError:

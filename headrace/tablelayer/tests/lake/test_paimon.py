@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import math
 import time as clock
 from dataclasses import replace
 from pathlib import Path
@@ -90,6 +91,25 @@ def test_the_lake_follows_and_a_lake_bucket_is_a_table_bucket(spark: Any, wareho
         assert keys
         for batch in keys:
             assert set(bucket_of(world.table, batch).tolist()) == {bucket}
+
+
+def test_float_keys_are_those_of_the_table_and_a_nan_fails_the_round(spark: Any, warehouse: Path) -> None:
+    schema = Schema.of([("id", DOUBLE), ("v", INT)], ("id",))
+    world = world_of(spark, warehouse)
+    world = PaimonWorld(spark, warehouse, replace(world.table, schema=schema))
+    for key in (-0.0, 1.0, 2.0):
+        world.log.add(INSERT, {"id": key, "v": 1})
+    world.tier()
+    world.log.add(AFTER, {"id": 0.0, "v": 2})
+    assert world.tier().outcome is Outcome.COMMITTED
+    assert world.lake_rows() == world.read_by_another() == world.log.rows()
+    world.log.entries[0].append((INSERT, {"id": math.nan, "v": 3}))
+    with pytest.raises(Exception, match="key column 'id' has a NaN, which Paimon cannot tell"):
+        world.tier()
+    world.log.entries[0].append((DELETE, {"id": math.nan, "v": 3}))
+    world.log.add(AFTER, {"id": 2.0, "v": 4})
+    assert world.tier().outcome is Outcome.COMMITTED
+    assert world.lake_rows() == world.read_by_another() == [(0.0, 2), (1.0, 1), (2.0, 4)]
 
 
 @pytest.mark.soak

@@ -62,6 +62,8 @@ def test_tasks_read_the_partitions_that_the_driver_planned(address: str, client:
         read(endingOffsets='{"0": 1}')
     with pytest.raises(TableError, match=r"partition 2030 of .* does not exist"):
         read(endingOffsets='{"2030": {"0": 1}}')
+    with pytest.raises(ValueError, match=r"ends at offset 99, but bucket 0 of .*, .* ends at [0-9]"):
+        read(endingOffsets='{"2024-01-02.eu": {"0": 99}}')
     first = json.dumps({"2024-01-02.eu": {"0": 2}})
     assert read(endingOffsets=first) == (1, [1, 4])
     assert read(mode="upsert", startingOffsets=first) == (3, sorted({*range(12)} - {1, 4}))

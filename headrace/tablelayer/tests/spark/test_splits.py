@@ -343,6 +343,14 @@ def test_options_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed = ReadOptions.parse({**given_options, "columns": "a, b", "starting.offsets": '{"0": 3}'})
     assert parsed.columns == ("a", "b")
     assert parsed.start == {0: 3}
+    for name, value, end in (
+        ("endingTimestamp", "0", 0),
+        ("endingTimestamp", "1960-01-01", 0),
+        ("endingTimestamp", "-5", 0),
+        ("endingOffsets", "{}", {}),
+        ("endingOffsets", "latest", "latest"),
+    ):
+        assert ReadOptions.parse({**given_options, name: value}).end == end
     for wrong, said in (
         ({"bootstrap.servers": "h:1"}, "'table'"),
         ({**given_options, "colums": "a"}, "unknown option colums"),
