@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sqlite3
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from functools import partial
@@ -133,6 +134,10 @@ class Broker:
                 ) from None
             if isinstance(error, KafkaError) and error.code == ErrorCode.KAFKA_STORAGE_ERROR:
                 raise ConfigError(f"{self._data_dir} cannot be used: {error.message}") from error
+            if isinstance(error, sqlite3.DatabaseError):
+                raise ConfigError(
+                    f"{store_of(self._data_dir)} cannot be used ({error}); if it is damaged, restore it from a backup"
+                ) from error
             if isinstance(error, UNREADABLE) and self._ports.store is None:
                 self._blame_store(error)
             raise

@@ -100,6 +100,7 @@ class MetadataFollower:
         levels = await self._store.get(tree.FEATURES)
         if levels is not None:
             check_level(decode_level(levels.data), self._metadata.levels)
+        await self._files.check_store()
         await self._files.finish_deletions()
         min_isr = self._metadata.topic_configs.min_isr
         image = await Joining(self._store, self._member, self._broker_id, min_isr).join()

@@ -50,6 +50,15 @@ class TopicFiles:
 
     # -- at the start ------------------------------------------------------------------------------------------
 
+    async def check_store(self) -> None:
+        """Raises ConfigError if the store has never had a controller or a topic, but this broker has partitions: they
+        would be set aside as strays.
+        """
+        if await self._store.get(tree.CONTROLLER_EPOCH) or await self._store.children(tree.TOPICS):
+            return
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._executor, self._directory.check_no_partitions)
+
     async def set_aside_strays(self, entries: Iterable[TopicEntry]) -> None:
         """Set aside every folder of a partition that has no replica here."""
         loop = asyncio.get_running_loop()

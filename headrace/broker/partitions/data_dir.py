@@ -249,11 +249,8 @@ class DataDirectory:
             path = self.path / name
             if name.endswith("-delete"):
                 disk.remove_tree(path)
-                continue
-            if name == "extensions" or name.endswith("-stray") or name in names:
-                continue
-            topic, dash, index = name.rpartition("-")
-            if dash and index.isdigit():
+            elif name not in names and _is_partition(name):
+                topic, _, index = name.rpartition("-")
                 target = self._stray_name(topic, index)
                 disk.rename(path, self.path / target)
                 logger.warning(
@@ -261,6 +258,15 @@ class DataDirectory:
                     name,
                     target,
                 )
+
+    def check_no_partitions(self) -> None:
+        """Raises ConfigError if there are folders of partitions, although the store is new: it was lost."""
+        found = next(filter(_is_partition, sorted(self._disk.directories(self.path))), None)
+        if found is not None:
+            raise ConfigError(
+                f"{self.path} has partitions, such as {found}, but its coordination store has never had a topic: the"
+                " store was lost or emptied; restore it from a backup"
+            )
 
     def _deleted_dir(self, topic_id: uuid.UUID, index: int) -> Path:
         return self.path / f"{topic_id.hex}-{index}-delete"
@@ -432,6 +438,12 @@ def found_directory(disk: Disk, path: Path, cluster_id: str, broker_id: int) -> 
 def is_clean(disk: Disk, path: Path) -> bool:
     """Return whether the last broker has closed every log. Changes nothing."""
     return disk.size(path / _CLEAN) is not None
+
+
+def _is_partition(name: str) -> bool:
+    """Return whether a folder with this name is that of a partition that is in use."""
+    topic, _, index = name.rpartition("-")
+    return bool(topic) and index.isdigit()
 
 
 def store_of(path: Path) -> Path:

@@ -161,6 +161,29 @@ async def test_a_node_that_is_not_json_is_named_when_it_stops_the_start(tmp_path
                 pass
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "has partitions, such as t-0, but"),
+        (b"x" * 5000, "meta.db cannot be used .file is not a database"),
+    ],
+    ids=["empty", "no database"],
+)
+async def test_a_lost_store_stops_the_start_and_leaves_the_partitions(tmp_path, content, message) -> None:
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("t")
+        await broker.produce("t", [b"x"])
+    kept = (tmp_path / "meta.db").read_bytes()
+    (tmp_path / "meta.db").write_bytes(content)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=f"{message}.*restore it from a backup"):
+            async with direct_broker(tmp_path):
+                pass
+    (tmp_path / "meta.db").write_bytes(kept)
+    async with direct_broker(tmp_path) as broker:
+        assert values_of((await broker.fetch("t")).records) == [(0, b"x")]
+
+
 async def test_a_start_on_a_full_disk_names_the_folder(tmp_path, monkeypatch) -> None:
     async def full(store: EmbeddedStore) -> None:
         raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "the disk is full")
