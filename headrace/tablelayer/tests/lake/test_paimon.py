@@ -96,7 +96,7 @@ def test_the_lake_follows_and_a_lake_bucket_is_a_table_bucket(spark: Any, wareho
 def test_float_keys_are_those_of_the_table_and_a_nan_fails_the_round(spark: Any, warehouse: Path) -> None:
     schema = Schema.of([("id", DOUBLE), ("v", INT)], ("id",))
     world = world_of(spark, warehouse)
-    world = PaimonWorld(spark, warehouse, replace(world.table, schema=schema))
+    world = PaimonWorld(spark, warehouse, replace(world.table, schema=schema, bucket_count=8))
     for key in (-0.0, 1.0, 2.0):
         world.log.add(INSERT, {"id": key, "v": 1})
     world.tier()
