@@ -89,6 +89,8 @@ class _Server(ThreadingMixIn, WSGIServer):
     """A server with one thread for each request. `context` returns the TLS context, None: without TLS."""
 
     daemon_threads = True
+    request_queue_size = 128
+    """With Python's 5, connections that come at once wait a second each, those of health checks too."""
     context: Callable[[], ssl.SSLContext] | None = None
 
     def __init__(self, *arguments: Any) -> None:

@@ -6,10 +6,11 @@ import asyncio
 import socket
 import threading
 import urllib.request
+from contextlib import ExitStack
 
 import pytest
 
-from headrace.broker.metrics.endpoint import MetricsEndpoint
+from headrace.broker.metrics.endpoint import MetricsEndpoint, _Server, _Silent
 from headrace.broker.metrics.model import Metrics
 
 
@@ -43,3 +44,9 @@ async def test_silent_connections_take_a_bounded_number_of_threads(
             await asyncio.sleep(0.01)
     assert b"python_info" in text
     endpoint.close()
+
+
+def test_connections_that_come_at_once_do_not_wait_for_each_other() -> None:
+    with _Server(("127.0.0.1", 0), _Silent) as server, ExitStack() as opened:
+        for _ in range(20):  # the system accepts them before the server does
+            opened.enter_context(socket.create_connection(("127.0.0.1", server.server_port), timeout=0.9))
