@@ -606,7 +606,7 @@ def catalog(
     ] = None,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """Serve the lake's tables as a read-only Iceberg REST catalog, for Spark, Trino, DuckDB and pyiceberg.
+    """Serve the lake's tables as a read-only Iceberg REST catalog, for Spark, DuckDB and pyiceberg.
 
     If the environment has a token in HEADRACE_CATALOG_TOKEN, every caller must present it, and the credentials of the
     lake's store are returned with its tables. Needs the `lake` extra.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from sqlglot import exp
@@ -24,6 +25,28 @@ def hint_text(sql: str, start: int, end: int) -> str:
     return sql[start + 3 : end - 2].strip()
 
 
+_MOMENT = re.compile(r"\s*FOR\s+SYSTEM_TIME\b", re.IGNORECASE)
+
+
+def before_moment(sql: str, end: int) -> bool:
+    """Return whether FOR SYSTEM_TIME follows the hint that ends here, as in Flink's lookup joins."""
+    return _MOMENT.match(sql, end) is not None
+
+
+def notices_before_moment(text: str) -> list[str]:
+    """Return notices of a hint whose options may not choose rows. Raises ValueError."""
+    options, names = sorted_options(text)
+    if options != ReadOptions():
+        raise ValueError(
+            "FOR SYSTEM_TIME AS OF says which rows are read, and so does this hint: leave one of them out"
+        )
+    return [_notice(names)] if names else []
+
+
+def _notice(names: Sequence[str]) -> str:
+    return f"the hint's {', '.join(names)} has no effect here"
+
+
 def read_hints(tree: exp.Expr) -> tuple[int, list[str]]:
     """Read the options in the versions of tables. Return their number, and notices.
 
@@ -35,9 +58,9 @@ def read_hints(tree: exp.Expr) -> tuple[int, list[str]]:
         if version is None or not is_hint(version):
             continue
         count += 1
-        options, without_effect = sorted_options(version.expression.this)
-        if without_effect:
-            notices.append(f"the hint's {', '.join(without_effect)} has no effect here")
+        options, names = sorted_options(version.expression.this)
+        if names:
+            notices.append(_notice(names))
         if options == ReadOptions():
             table.set("version", None)
     return count, notices

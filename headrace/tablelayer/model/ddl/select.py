@@ -25,9 +25,11 @@ from headrace.tablelayer.model.ddl.adapt import adapt
 from headrace.tablelayer.model.ddl.errors import DdlError
 from headrace.tablelayer.model.ddl.flink_functions import translate
 from headrace.tablelayer.model.ddl.hints import (
+    before_moment,
     hint_text,
     is_hint,
     marked,
+    notices_before_moment,
     options_of,
     read_hints,
     sorted_options,
@@ -343,12 +345,17 @@ def analyze(sql: str, start: int, end: int, names: Names) -> Select:
     Raises DdlError.
     """
     text, database = sql[start:end], names.database
-    hints = hints_in(text)
-    for first, last in hints:
+    of_moments = list[str]()
+    for first, last in hints_in(text):
         try:
-            sorted_options(hint_text(text, first, last))
+            if before_moment(text, last):
+                of_moments += notices_before_moment(hint_text(text, first, last))
+                text = text[:first] + " " * (last - first) + text[last:]
+            else:
+                sorted_options(hint_text(text, first, last))
         except ValueError as error:
             raise DdlError(str(error), sql, start + first, last - first) from None
+    hints = hints_in(text)
     try:
         tree = _parse_one(marked(text, hints) if hints else text)
         if (plain := _plain_arrows(text)) != text:
@@ -363,6 +370,7 @@ def analyze(sql: str, start: int, end: int, names: Names) -> Select:
     try:
         changed = translate(tree, names)
         found, notices = read_hints(tree)
+        notices = of_moments + notices
         if found < len(hints):
             raise _misplaced_hint(sql, start, text, hints)
         check_known(tree)

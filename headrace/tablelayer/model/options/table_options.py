@@ -571,7 +571,12 @@ _ONLY_IN_FLUSS = (
     ),
     (
         "merge-engine",
-        "the name is 'table.merge-engine', with the values first_row, versioned and aggregation",
+        "the name is 'table.merge-engine', with the values first_row, versioned and aggregation. Without it the last"
+        " row wins, as by 'deduplicate', and an INSERT that names columns updates these, as by 'partial-update'",
+    ),
+    (
+        "client.writer.bucket.no-key-assigner",
+        "it belongs to a client and not to a table: ClientConfig(no_key_assigner='round_robin')",
     ),
     (
         "sequence.field",
@@ -593,6 +598,7 @@ def is_table_option(name: str) -> bool:
             "table.",
             "fields.",
             "auto-increment.",
+            "client.",
             "merge-engine",
             "partition.expiration-",
             "sequence.field",

@@ -668,3 +668,15 @@ def test_equal_columns_share_one_arrow_schema() -> None:
     assert schema().key_arrow(1) is schema(t.BIGINT).key_arrow(1)
     assert schema().arrow() == pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.string())])
     assert schema(t.BYTES).arrow().field("v").type == pa.binary()
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("'merge-engine' = 'deduplicate'", "the last row wins, as by 'deduplicate'"),
+        ("'client.writer.bucket.no-key-assigner' = 'round_robin'", "no_key_assigner='round_robin'"),
+    ],
+)
+def test_words_of_paimon_and_fluss_name_what_gives_the_same(option, told):
+    with pytest.raises(TableError, match=told):
+        parse(f"CREATE TABLE t (id INT) WITH ({option})")

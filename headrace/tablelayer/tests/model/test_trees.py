@@ -206,6 +206,20 @@ def test_the_options_of_a_hint_belong_to_their_table() -> None:
     assert select.notices == ("the hint's 'lookup.async' has no effect here",)
 
 
+def test_a_hint_of_a_lookup_join_may_not_choose_rows() -> None:
+    text = "SELECT o.a FROM o JOIN t /*+ OPTIONS({}) */ FOR SYSTEM_TIME AS OF o.ptime AS x ON o.a = x.a"
+    sql = text.format("'lookup.async'='true'")
+    select = analyze(sql, 0, len(sql), Names("d"))
+    assert select.times == (("d.o", "ptime"),)
+    assert select.notices == ("the hint's 'lookup.async' has no effect here",)
+    for options, told in (
+        ("'scan.snapshot-id'='1'", "leave one of them out"),
+        ("'lookup.asink'='1'", "is not known"),
+    ):
+        with pytest.raises(DdlError, match=told):
+            parse(text.format(options))
+
+
 def test_text_that_looks_like_a_hint_is_not_a_hint() -> None:
     for sql in ("SELECT '/*+ x */'", 'SELECT 1 AS "/*+"', "SELECT 1 -- /*+ x */", "SELECT 1 /* a /*+ b */"):
         assert hints_in(sql) == []
