@@ -172,7 +172,7 @@ class Tables:
 
     @get("/api/tables/{table}/changes")
     def changes(self, table: str, key: Key) -> dict[str, Any]:
-        """The changes of the row of a primary key, the newest first, among the newest changes of its bucket."""
+        """The changes of the row of a primary key, the newest first. `complete` is false if older ones are left out."""
         found = self._connection.table(table)
         definition = found.definition
         keys = self._keys(definition, [key])
@@ -182,12 +182,18 @@ class Tables:
         changes: list[dict[str, Any]] = []
         names = definition.schema.names
         if definition.is_partitioned:
-            begin: Any = _EARLIEST
-            until: Any = "latest"
-        else:
-            first, end = found.offsets(_EARLIEST), found.offsets("latest")
-            begin = {bucket: max(first[bucket], end[bucket] - CHANGES_LOOKED_AT_MAX) for bucket in end}
-            until = end
+            found = found.only({name: keys.column(name)[0].as_py() for name in definition.partition_keys})
+        end, first = found.partition_offsets("latest"), found.partition_offsets(_EARLIEST)
+        begin = {
+            part: {
+                bucket: max(first[part][bucket], end[part][bucket] - CHANGES_LOOKED_AT_MAX)
+                for bucket in offsets
+            }
+            for part, offsets in end.items()
+            if part in first
+        }
+        until = {part: end[part] for part in begin}
+        is_complete = all(begin[part] == first[part] for part in begin)
         with found.scan(start=begin, until=until, filter=condition) as scan:
             for batch in scan:
                 for row, kind, offset in zip(
@@ -202,9 +208,10 @@ class Tables:
                             "row": [plain(row[name]) for name in names],
                         }
                     )
+                is_complete = is_complete and len(changes) <= CHANGES_MAX
                 del changes[:-CHANGES_MAX]
         columns = [{"name": each.name, "type": str(each.type)} for each in definition.schema.columns]
-        return {"columns": columns, "changes": changes[::-1]}
+        return {"columns": columns, "changes": changes[::-1], "complete": is_complete}
 
     @get("/api/tables/{table}/tail", streams=True)
     def tail(

@@ -333,7 +333,7 @@ class Session:
             f"{seconds:.3f} s",
             f"{count:,} row{'' if count == 1 else 's'}",
             f"{after.rows_scanned - before.rows_scanned:,} rows scanned,"
-            f" {requests:,} requests of the client's loop, {received:,} bytes",
+            f" {requests:,} request{'' if requests == 1 else 's'} of the client's loop, {received:,} bytes",
         )
 
     def _describe_table(self, statement: DescribeTable) -> Answer:

@@ -205,7 +205,8 @@ function rows(at, found, keyed) {
       left.replaceChildren(h("h2", {}, "Row"), row.rows.length ? grid([["column", (each) => each[0], "code"], ["value", (each) => shown(each[1]), "code"]],
         row.columns.map((column, index) => [column.name, row.rows[0][index]]), "Row") : h("p", {}, "The row does not exist."));
       right.replaceChildren(h("h2", {}, "Changes, newest first"), grid([["change", (each) => each.change, "code"], ["time (UTC)", (each) => moment(each.timestamp_ms), "time"],
-        ["offset", (each) => each.offset, "number"], ...changes.columns.map((column, index) => [column.name, (each) => shown(each.row[index]), "code"])], changes.changes, "Changes"));
+        ["offset", (each) => each.offset, "number"], ...changes.columns.map((column, index) => [column.name, (each) => shown(each.row[index]), "code"])], changes.changes, "Changes"),
+        changes.complete ? "" : h("p", { class: "soft" }, "Older changes are left out: at most 100 are shown, of the newest 100,000 of each bucket."));
     } catch (error) { if (!signal.aborted) { left.replaceChildren(failure(error)); right.replaceChildren(); } }
   };
   const first = begin();

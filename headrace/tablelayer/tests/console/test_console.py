@@ -28,6 +28,7 @@ from headrace.tablelayer.client import Connection, UnsupportedRequest, connect, 
 from headrace.tablelayer.client.admin.cluster_state import OffsetRange
 from headrace.tablelayer.client.admin.kafka_answers import GroupDescription, GroupListing
 from headrace.tablelayer.client.admin.produce import OutgoingRecord
+from headrace.tablelayer.console import tables
 from headrace.tablelayer.console.access import Access
 from headrace.tablelayer.console.app import SECURITY_HEADERS, make_app
 from headrace.tablelayer.console.decoding import Decoder
@@ -195,6 +196,39 @@ def test_rows_by_key_beside_their_changes(get: Any) -> None:
     assert len(get("/api/tables/default.fruit/rows", limit=5)["rows"]) == 5
     daily = get("/api/tables/default.daily")
     assert [each["name"] for each in daily["partitions"]] == ["a", "b"]
+
+
+def test_the_changes_of_a_key_are_searched_in_a_bounded_part_of_the_log(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection.execute(
+        "CREATE TABLE dated (day STRING, id INT, n INT, PRIMARY KEY (day, id) NOT ENFORCED) PARTITIONED BY (day)"
+    )
+    table, client = connection.table("default.dated"), client_of(connection)
+    for n in range(3):
+        table.upsert([{"day": day, "id": 1, "n": n} for day in ("a", "b")])
+    table.upsert([{"day": "a", "id": 2, "n": 9}])
+
+    def changes(day: str) -> tuple[list[tuple[str, list[Any]]], bool]:
+        answer = client.get(
+            "/api/tables/default.dated/changes", params={"key": f'{{"day": "{day}", "id": 1}}'}
+        ).json()
+        return [(each["change"], each["row"]) for each in answer["changes"]], answer["complete"]
+
+    whole = [
+        ("+U", ["a", 1, 2]),
+        ("-U", ["a", 1, 1]),
+        ("+U", ["a", 1, 1]),
+        ("-U", ["a", 1, 0]),
+        ("+I", ["a", 1, 0]),
+    ]
+    assert changes("a") == (whole, True)
+    assert changes("never") == ([], True)
+    monkeypatch.setattr(tables, "CHANGES_LOOKED_AT_MAX", 3)
+    assert changes("a") == (whole[:2], False)
+    monkeypatch.setattr(tables, "CHANGES_LOOKED_AT_MAX", 100)
+    monkeypatch.setattr(tables, "CHANGES_MAX", 4)
+    assert changes("a") == (whole[:4], False)
 
 
 def test_sql_asks_tables_and_nothing_else(connection: Connection) -> None:
