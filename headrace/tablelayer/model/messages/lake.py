@@ -113,7 +113,7 @@ class LakeCommitResponse(TableResponse, key=10022, kind="response", versions="0-
     pass
 
 
-class DescribeLakeRequest(ApiMessage, key=10023, kind="request", versions="0-3", flexible="0+"):
+class DescribeLakeRequest(ApiMessage, key=10023, kind="request", versions="0-4", flexible="0+"):
     """`token`: the server operator's secret for tiering jobs; with it the catalog's credentials are answered."""
 
     table_id: UUID = uuid()
@@ -123,7 +123,7 @@ class DescribeLakeRequest(ApiMessage, key=10023, kind="request", versions="0-3",
         return f"DescribeLakeRequest(table_id={self.table_id!r})"
 
 
-class DescribeLakeResponse(TableResponse, key=10023, kind="response", versions="0-3", flexible="0+"):
+class DescribeLakeResponse(TableResponse, key=10023, kind="response", versions="0-4", flexible="0+"):
     """The coordinator's copy of what the lake's own snapshots say.
 
     `properties` are the catalog's. `ends` are the ends of the logs as readers see them. `worker` (null: none),
@@ -133,6 +133,9 @@ class DescribeLakeResponse(TableResponse, key=10023, kind="response", versions="
 
     `expired`: the lake may have rows of partitions that are gone without a client's drop; they belong to the table.
     `dropped` are the partitions that clients dropped, whose rows do not belong to it.
+
+    `gone_count` counts the partitions that are gone, and `expired_count` those among them that no client dropped. -1:
+    not counted. Only differences mean something. The partitions in `ends` exist at the time of the count.
     """
 
     enabled: bool = boolean()
@@ -155,6 +158,8 @@ class DescribeLakeResponse(TableResponse, key=10023, kind="response", versions="
     behind_ms: int = int64(versions="1+", default=-1, ignorable=True)
     expired: bool = boolean(versions="3+", ignorable=True)
     dropped: list[DroppedPartition] = array(DroppedPartition, versions="3+", ignorable=True)
+    gone_count: int = int64(versions="4+", default=-1, ignorable=True)
+    expired_count: int = int64(versions="4+", default=-1, ignorable=True)
 
 
 class LakeEndRequest(ApiMessage, key=10050, kind="request", versions="0", flexible="0+"):

@@ -18,7 +18,7 @@ from headrace.tablelayer.model.messages.between import DescribeEndsRequest, Desc
 from headrace.tablelayer.model.options.lake_options import expiration_check_ms
 from headrace.tablelayer.model.table.path import DEFAULT_DATABASE, TablePath
 from headrace.tablelayer.server.catalog.catalog import no_table_with_id
-from headrace.tablelayer.server.lake.dropped import GonePartitions, GonePartitionsStore
+from headrace.tablelayer.server.lake.dropped import GonePartitions, GonePartitionsStore, ids_of
 from headrace.tablelayer.server.lake.machine import Candidate
 from headrace.tablelayer.server.lake.subjects import LakeSubjects, Subject
 from headrace.tablelayer.server.lake.tiering import LakeRounds
@@ -139,7 +139,7 @@ class LakeHandlers:
                 offsets,
                 existing,
                 {each.name: each.partition_id for each in request.cleared},
-                was_tiered=record.committed_at_ms >= 0,
+                committed_at_ms=record.committed_at_ms,
             )
         await self._lake.commit(request.table_id, request.epoch, request.snapshot_id, offsets, existing)
         return m.LakeCommitResponse()
@@ -169,14 +169,23 @@ class LakeHandlers:
                 TableErrorCode.PARTITION_NEEDED,
                 f"{subject.name} is partitioned, and its lake is described by partition; use a newer client",
             )
-        record = self._lake.state(request.table_id)
+        others = await self._subjects.ends([subject])
+        record, gone = self._lake.state(request.table_id), GonePartitions()
+        while subject.definition is not None and subject.definition.is_partitioned:
+            gone = await self._gone.read(
+                request.table_id,
+                lambda: [place for place, _ in self._subjects.places(subject)],
+                committed_at_ms=record.committed_at_ms,
+            )
+            before, record = record, self._lake.state(request.table_id)
+            if record == before:
+                break
+        # From here on nothing waits: the counts are those of this snapshot and of the partitions in the ends.
         running, trouble = self._lake.round_of(request.table_id), self._lake.trouble(request.table_id)
         clock = self._services.context.clock
-        progress = self._subjects.progress(subject, await self._subjects.ends([subject]))
-        gone = GonePartitions()
-        if subject.definition is not None and subject.definition.is_partitioned:
-            gone = await self._gone.read(request.table_id, was_tiered=record.committed_at_ms >= 0)
+        progress = self._subjects.progress(subject, others)
         existing = {place for place, _ in self._subjects.places(subject)}
+        gone_count, expired_count = (-1, -1) if gone.known is None else gone.counts(ids_of(existing))
         # The lake's location and credentials: only for principals that may read or write all of its rows.
         may_read = _may(context, Operation.READ, subject) or _may(context, Operation.ALTER, subject)
         return m.DescribeLakeResponse(
@@ -203,6 +212,8 @@ class LakeHandlers:
                 m.DroppedPartition(name=name, partition_id=partition_id)
                 for name, partition_id in gone.dropped.items()
             ],
+            gone_count=gone_count,
+            expired_count=expired_count,
         )
 
     async def list(self, context: RequestContext, request: m.ListLakeRequest) -> m.ListLakeResponse:
