@@ -109,6 +109,12 @@ class IcebergReader:
             )
         return pa.Table.from_pylist(rows, schema=snapshots_schema(self.definition))
 
+    def first_snapshot(self) -> int | None:
+        """See `LakeReader`. A snapshot whose parent was expired by pyiceberg has no parent either."""
+        found = [] if self.table is None else self.table.metadata.snapshots
+        first = (each for each in found if each.parent_snapshot_id is None)
+        return next((each.snapshot_id for each in first if (each.sequence_number or 0) <= 1), None)
+
     def metadata(self, name: str) -> pa.Table:
         """See `LakeReader`."""
         from headrace.tablelayer.lake.iceberg_metadata import TABLES

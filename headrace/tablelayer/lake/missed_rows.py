@@ -28,7 +28,6 @@ from headrace.tablelayer.lake.reader import LakeReader, Piece
 from headrace.tablelayer.model.filters.conditions import Predicate, expression_of
 from headrace.tablelayer.model.filters.filters import Filter, FilterLike, encode_filter
 from headrace.tablelayer.model.lake.offsets import Offsets, PartitionBucket
-from headrace.tablelayer.model.options.table_options import DatalakeFormat
 from headrace.tablelayer.model.schema.schema import SYSTEM_COLUMNS, Column
 from headrace.tablelayer.model.table.definition import StoredTable
 from headrace.tablelayer.model.table.partition_keys import values_of
@@ -39,8 +38,6 @@ Ranges = Mapping[int, tuple[int, int]]
 """Offsets by bucket, the second one exclusive."""
 _BUCKET, _OFFSET, _TIMESTAMP = (column.name for column in SYSTEM_COLUMNS)
 _OPENED_AT_MOST: Final = 5
-_FIRST_OF_PAIMON: Final = 1
-"""Number of a Paimon table's first snapshot. The first one that is left has no parent in `snapshots`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +217,9 @@ def expired_rows(
     if last is None and is_whole:
         return none
     if last is None or last.head is None:
-        ends = _ends_at_head(none, starts, ends, state, later)
-        rows = replace(none, ranges=_ranges(starts, ends))
+        found = _ends_at_head(none, starts, ends, state, later)
+        rows = replace(none, ranges=_ranges(starts, found))
+        _check_alone(rows, state, later, has_rows=ends is not None)
     else:
         tiered_to = {bucket: last.offsets.get(place, 0) for bucket, place in places.items()}
         rows = replace(none, head=last.head, ranges=_ranges(starts, tiered_to if ends is None else ends))
@@ -268,7 +266,6 @@ def _history(lake: LakeReader, head: int) -> tuple[list[LakeState], bool]:
     states = {each.head: each for each in lake.past_states()}
     known = lake.snapshots()
     parents = dict(zip(known["snapshot_id"].to_pylist(), known["parent_id"].to_pylist(), strict=True))
-    is_paimon = lake.shape.settings.datalake_format is DatalakeFormat.PAIMON
     found: list[LakeState] = []
     at: int | None = head
     oldest = at
@@ -277,7 +274,7 @@ def _history(lake: LakeReader, head: int) -> tuple[list[LakeState], bool]:
         if at in states:
             found.append(states[at])
         at = parents[at]
-    return found, at is None and (oldest == _FIRST_OF_PAIMON or not is_paimon)
+    return found, at is None and oldest == lake.first_snapshot()
 
 
 def _states_of(
@@ -325,6 +322,23 @@ def _ends_at_head(
     for each in replace(none, ranges=every).rows([_BUCKET]):
         found[each.bucket] = max(found[each.bucket], int(each.offsets.max()) + 1)
     return found
+
+
+def _check_alone(rows: MissedRows, state: LakeState, later: UUID | None, *, has_rows: bool) -> None:
+    """Raise LakeError if rows at the head may be of yet another partition of the name: each has a row at offset 0.
+
+    `has_rows`: the partition has rows in each bucket of the ranges. Else it has some where a range begins later.
+    """
+    name, first = str(rows.partition), Counter[int]()
+    for each in replace(rows, ranges=dict.fromkeys(rows.ranges, (0, 1))).rows([_BUCKET]):
+        first[each.bucket] += len(each.offsets)
+    for bucket, (start, _) in rows.ranges.items():
+        of_later = later is not None and state.offsets.get(PartitionBucket(name, later, bucket), 0) > 0
+        if first[bucket] > 1 + of_later or not (has_rows or start):
+            raise LakeError(
+                f"the lake of {rows.shape.path} may have rows of several partitions {name} in bucket {bucket}, and its"
+                " history does not reach back to tell them apart"
+            )
 
 
 def _placed(lake: LakeReader, path: TablePath) -> StoredTable:

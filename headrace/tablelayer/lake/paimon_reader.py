@@ -135,6 +135,10 @@ class PaimonReader:
         """The newest snapshot."""
         return next(iter(self._snapshots), None)
 
+    def first_snapshot(self) -> int | None:
+        """See `LakeReader`."""
+        return 1
+
     def metadata(self, name: str) -> pa.Table:
         """See `LakeReader`."""
         from headrace.tablelayer.lake.metadata import metadata_of

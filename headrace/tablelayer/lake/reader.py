@@ -40,6 +40,9 @@ class LakeReader(Protocol):
     def snapshots(self) -> pa.Table:
         """Return a row for each remaining snapshot, oldest first, in `snapshots_schema`."""
 
+    def first_snapshot(self) -> int | None:
+        """Return the id of the table's first snapshot; None if it has expired."""
+
     def metadata(self, name: str) -> pa.Table:
         """Return a metadata table of the lake by its name, such as "files". Raises LakeError if there is none."""
 

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -41,8 +41,26 @@ _LISTED_AT_MOST = 5
 
 _ASKED_EVERY_S = 1.0
 """Time after which a stream whose partitions stay the same asks for the lake's snapshot again: the answer is large."""
-_asked: dict[str, tuple[float, int]] = {}
-"""The last answers by table id, with their times. A reader of the catalog lives for one request only."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Lake:
+    """The server's answer about a lake: its snapshot (-1: none), the ids of the table's partitions, and the counts of
+    those that expired and that are gone. `snapshot` is None if the lake does not have the log.
+    """
+
+    snapshot: int | None = None
+    ids: frozenset[str] = frozenset()
+    counts: tuple[int, ...] = ()
+
+    def gone(self, listed: frozenset[str]) -> tuple[int, ...]:
+        """Return the counts for a position with these partitions; the second one only if these are all."""
+        return self.counts if listed == self.ids else self.counts[:1]
+
+
+_asked: dict[tuple[str, str], tuple[float, _Lake, frozenset[str]]] = {}
+"""The last answers by table id and filter, with their times, and the ids that a stream listed then. A reader of the
+catalog lives for one request only."""
 
 
 class PartitionedStreamReader(HeadraceStreamReader):
@@ -51,7 +69,7 @@ class PartitionedStreamReader(HeadraceStreamReader):
     def _initial_offset(self) -> dict[str, Any]:
         if self._initial is None:
             began: dict[str, PartitionAt] = {}
-            table, lake = self._table(), self._lake_snapshot()
+            table, lake = self._table(), self._ask_lake().snapshot
             if not self._begins_full and not self._begins_in_lake(table):
                 present = self._present(table)
                 start = self._start
@@ -107,14 +125,15 @@ class PartitionedStreamReader(HeadraceStreamReader):
             )
             for name, each in latest.items()
         }
-        end = PartitionedPosition(
-            self._table_id, partitions, at.began, lake=present.lake, began_lake=at.began_lake
-        )
+        if at.gone and present.gone == at.gone and partitions == at.partitions:
+            end = at  # a round of tiering alone makes no batch
+        else:
+            end = replace(present, partitions=partitions, began=at.began, began_lake=at.began_lake)
         if start is None:
             self._at = end
         return end.to_json()
 
-    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
+    def _plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
         first, last = PartitionedPosition.from_json(start), PartitionedPosition.from_json(end)
         for position in (first, last):
             self._check_table(position)
@@ -264,34 +283,43 @@ class PartitionedStreamReader(HeadraceStreamReader):
         """Return the present ends, and the lake's snapshot that the server knows before and after it lists them.
 
         A partition that has expired has all of its rows in this snapshot, and a partition that is made later is not in
-        it. If the partitions are those of `at`, a snapshot from shortly before is as good.
+        it. An answer from before is as good if it has the same partitions.
         """
-        lake = None if at is None else at.lake
-        for _ in range(_LISTED_AT_MOST):
-            asked_at, known = _asked.get(self._table_id, (-math.inf, None))
-            partitions, before = self._listed(table), lake
+        key = self._table_id, str(self.options.predicate)
+        asked_at, lake, ids = _asked.get(key, (-math.inf, _Lake(), frozenset()))
+        since, is_recent = None, False
+        if at is not None and not at.initial:
             is_recent = time.monotonic() < asked_at + _ASKED_EVERY_S
-            if is_recent and at is not None and lake is not None and _ids(partitions) == _ids(at.partitions):
-                before = known
+            if at.gone and at.gone == lake.gone(ids) and _ids(at.partitions) == ids:
+                since = lake.snapshot
+        for _ in range(_LISTED_AT_MOST):
+            partitions, before = self._listed(table), lake
+            ids = _ids(partitions)
+            if is_recent and ids == before.ids:
                 break
-            lake = self._lake_snapshot()
-            if lake == before:
+            asked_at, lake, is_recent = time.monotonic(), self._ask_lake(), True
+            if lake.snapshot == before.snapshot:
+                before = lake
                 break
-        return PartitionedPosition(self._table_id, partitions, lake=before)
+        else:
+            before = _Lake(before.snapshot)
+        _asked[key] = asked_at, before, ids
+        return PartitionedPosition(
+            self._table_id, partitions, lake=before.snapshot, since_lake=since, gone=before.gone(ids)
+        )
 
-    def _lake_snapshot(self) -> int | None:
-        """Return the snapshot of the lake that the server knows (-1: none); None if the lake does not have the log."""
+    def _ask_lake(self) -> _Lake:
         if not self._lake_has_log:
-            return None
-        asked_at = time.monotonic()
+            return _Lake()
         answer = connection(self.options.bootstrap).call(
             DescribeLakeRequest(table_id=self.read_plan.definition.table_id),
             DescribeLakeResponse,
             doing=f"describe the lake of {self.options.table}",
             to_controller=True,
         )
-        _asked[self._table_id] = asked_at, int(answer.snapshot_id)
-        return int(answer.snapshot_id)
+        ids = frozenset(str(partition_id) for partition_id in {each.partition_id for each in answer.ends})
+        counts = (answer.expired_count, answer.gone_count) if answer.gone_count >= 0 else ()
+        return _Lake(int(answer.snapshot_id), ids, counts)
 
     def _listed(self, table: Any) -> dict[str, PartitionAt]:
         """Return the end of each partition, without partitions that changed during the calls."""
@@ -327,5 +355,5 @@ class PartitionedStreamReader(HeadraceStreamReader):
         return other is not None and one.table == other.table
 
 
-def _ids(partitions: Mapping[str, PartitionAt]) -> set[str]:
-    return {each.table for each in partitions.values()}
+def _ids(partitions: Mapping[str, PartitionAt]) -> frozenset[str]:
+    return frozenset(each.table for each in partitions.values())

@@ -19,6 +19,8 @@ offset 0, or, if its end has `"full": true`, with its state.
 `"lake"` is the snapshot of the lake that the server knew when it had these partitions (-1: none). A partition that is
 made and expires between two batches is in neither position, but in the snapshots between theirs. `"began_lake"` is the
 snapshot at the beginning. Positions of earlier releases, and those of tables whose lake has no log, have neither.
+`"gone"` are the counts of partitions that are gone, see `nothing_passed`. While only the snapshot changes, the position
+stays the same, and no batch is made. `"since_lake"` in the end of the next batch is the last snapshot of that time.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from headrace.tablelayer.model.lake.offsets import PartitionBucket
 Offsets = Mapping[int, int]
 Began = Offsets | Literal["full"]
 _LOST_SHOWN: Final = 5
+_LAKES: Final = ("lake", "began_lake", "since_lake")
 Place = TypeVar("Place", bound=Any)
 """A bucket; for a partitioned table a partition and its bucket."""
 
@@ -92,6 +95,8 @@ class PartitionedPosition:
     initial: bool = False
     lake: int | None = None
     began_lake: int | None = None
+    since_lake: int | None = None
+    gone: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         value: dict[str, Any] = {
@@ -99,8 +104,8 @@ class PartitionedPosition:
             "partitions": _texts_by_partition(self.partitions),
             "began": _texts_by_partition(self.began),
         }
-        lakes = {"lake": self.lake, "began_lake": self.began_lake}
-        value |= {name: snapshot for name, snapshot in lakes.items() if snapshot is not None}
+        value |= {name: at for name in _LAKES if (at := getattr(self, name)) is not None}
+        value |= {"gone": list(self.gone)} if self.gone else {}
         return value | ({"initial": True} if self.initial else {})
 
     @classmethod
@@ -108,8 +113,9 @@ class PartitionedPosition:
         """Parse a position. Raises ValueError if it is not a position of this source."""
         try:
             partitions, began = (_numbers_by_partition(value[name]) for name in ("partitions", "began"))
-            lakes = [None if value.get(name) is None else int(value[name]) for name in ("lake", "began_lake")]
-            return cls(str(value["table"]), partitions, began, bool(value.get("initial", False)), *lakes)
+            lakes = {name: int(value[name]) for name in _LAKES if value.get(name) is not None}
+            gone, is_initial = tuple(map(int, value.get("gone", ()))), bool(value.get("initial", False))
+            return cls(str(value["table"]), partitions, began, is_initial, gone=gone, **lakes)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise _no_position(value) from None
 
@@ -149,7 +155,26 @@ def places_of(position: PartitionedPosition) -> list[PartitionBucket]:
 def lake_snapshots(start: PartitionedPosition, end: PartitionedPosition) -> tuple[int, int] | None:
     """Return the lake's snapshots at both ends of a batch; None if they are the same, or one is not known."""
     since = end.began_lake if start.initial else start.lake
-    return None if since is None or end.lake is None or since == end.lake else (since, end.lake)
+    if since is None or end.lake is None or since == end.lake or nothing_passed(start, end):
+        return None
+    return since if end.since_lake is None else end.since_lake, end.lake
+
+
+def nothing_passed(start: PartitionedPosition, end: PartitionedPosition) -> bool:
+    """Return whether it is certain that no partition expired between two positions that neither of them knows.
+
+    `gone` counts the partitions that expired without a client's drop, and all that are gone; the latter only if the
+    position has every partition that was left.
+    """
+    # The server counts each id once, in one step with the list of those that are left. So between positions with both
+    # counts, all that are gone = known ones that are gone (by id, whatever has their names) + those that came and went.
+    # If no more have expired, none did, whatever clients dropped. Any other difference proves nothing.
+    if start.initial or not start.gone or not end.gone:
+        return False
+    if start.gone[0] == end.gone[0]:
+        return True
+    known = len(replaced_partitions(start, end))
+    return len(start.gone) == len(end.gone) == 2 and end.gone[1] - start.gone[1] == known
 
 
 def batch_start(start: Position, end: Position) -> Began:

@@ -39,6 +39,14 @@ from headrace.tablelayer.spark.worker import table as open_table
 logger = logging.getLogger("headrace.spark")
 
 
+class _FailedPart(InputPartition):
+    """A batch that cannot be planned. After a restart Spark plans the last one again, and reads it only if it must."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(None)
+        self.reason = reason
+
+
 class HeadraceStreamReader(DataSourceStreamReader):
     """Stream reader. It stays on the driver as long as the query; `read` runs in the executors.
 
@@ -206,6 +214,15 @@ class HeadraceStreamReader(DataSourceStreamReader):
     # -- splits ----------------------------------------------------------------------------------------------
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
+        is_restart = not self._is_new
+        try:
+            return self._plan(start, end)
+        except (ClientError, TableError) as error:
+            if not is_restart or self._at is None:
+                raise
+            return [_FailedPart(str(error))]
+
+    def _plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
         first, last = Position.from_json(start), Position.from_json(end)
         for position in (first, last):
             self._check_table(position)
@@ -225,6 +242,8 @@ class HeadraceStreamReader(DataSourceStreamReader):
         return [SplitPartition(split) for split in splits or [Split(0, 0, 0)]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, _FailedPart):
+            raise TableError(TableErrorCode.SCAN_EXPIRED, partition.reason)
         return read_partition(self.read_plan, partition)
 
     def commit(self, end: Mapping[str, Any]) -> None:

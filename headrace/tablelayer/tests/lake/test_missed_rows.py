@@ -154,8 +154,9 @@ def test_a_stream_does_not_read_a_partition_again_that_a_round_still_has(
 
     with patch.object(world.tierer.coordinator, "commit", report_later):
         world.tier()
-    assert query.batch() == []
-    assert query.at["lake"] != query.last["lake"]
+    world.write([(101, 1, "d")])
+    world.expire_partition("d")  # so the stream looks into the snapshots
+    assert query.batch() == [(101, 1, "d")]
 
 
 def test_a_partition_that_expires_before_a_planned_batch_has_read_it_ends_the_batch(
@@ -183,7 +184,7 @@ def test_an_idle_stream_does_not_ask_for_the_lake_in_every_batch(
     query.batch()
     world.write([(100, 1, "d")])
     world.expire_partition("d")
-    with patch.object(PartitionedStreamReader, "_lake_snapshot", side_effect=AssertionError):
+    with patch.object(PartitionedStreamReader, "_ask_lake", side_effect=AssertionError):
         assert query.batch() == query.batch() == []
     world.append(3)
     world.expire_partition("b")
@@ -206,27 +207,136 @@ def test_a_position_of_an_earlier_release_is_read(server: CuttingBroker, client:
     assert query.batch() == [(100, 1, "d")]
 
 
-def test_a_stream_ends_if_the_history_of_the_lake_does_not_reach_back_to_it(
+_MISSING = "may be missing, because nothing else knows of these partitions"
+
+
+@pytest.mark.parametrize("passed", [False, True])
+@pytest.mark.parametrize("trigger", ["batch", "available_now"])
+def test_a_stream_needs_the_history_of_the_lake_only_if_partitions_came_and_went(
+    server: CuttingBroker, client: Connection, trigger: str, passed: bool
+) -> None:
+    world = World(server, client, partitioned=True)
+    world.append(30)
+    world.write([(90, 1, "known"), (91, 1, "dropped"), (92, 1, "again")])
+    world.tier()
+    query, easy = Query(server, world), Query(server, world, failOnDataLoss="false")
+    seen = query.batch()
+    easy.batch()
+    world.append(6)
+    world.expire_partition("b")
+    world.expire_partition("known")
+    world.drop_partition("dropped")
+    world.expire_partition("again")
+    world.write([(92, 2, "again"), (201, 1, "e")])
+    if passed:
+        world.write([(300, 1, "d")])
+        world.expire_partition("d")
+    world.append(3)
+    world.tier()
+    world.expire_snapshots()
+    new = sorted(set(world.rows) - set(seen))
+    if passed:
+        with pytest.raises(TableError, match=_MISSING):
+            getattr(query, trigger)()
+        new.remove((300, 1, "d"))
+        query = easy
+    assert getattr(query, trigger)() == new
+    world.expire_partition("a")
+    world.expire_snapshots()
+    assert getattr(query, trigger)() == [], "goes on"
+    world.write([(301, 1, "f")])
+    world.tier()
+    world.drop_partition("f")  # it came and went too, but its rows are not in the table
+    world.drop_partition("c")
+    world.tier()
+    world.expire_snapshots()
+    assert getattr(query, trigger)() == [], "no partition has expired"
+
+
+def test_rows_of_an_earlier_partition_are_not_read_again_without_the_history(
+    server: CuttingBroker, client: Connection
+) -> None:
+    world = World(server, client, partitioned=True)
+    world.append(60)
+    query = Query(server, world)
+    query.batch()
+    world.expire_partition("b")
+    world.write([(100, 1, "b")])
+    assert query.batch() == [(100, 1, "b")]
+    world.expire_partition("b")
+    world.write([(101, 1, "a")])
+    world.tier()
+    world.expire_snapshots()
+    with pytest.raises(
+        TableError, match=r"may have rows of several partitions b in bucket \d, and its history"
+    ):
+        query.batch()
+
+
+def test_a_stream_of_some_partitions_needs_the_history_if_any_have_expired(
     server: CuttingBroker, client: Connection
 ) -> None:
     world = World(server, client, partitioned=True)
     world.append(30)
     world.tier()
-    query, easy = Query(server, world), Query(server, world, failOnDataLoss="false")
-    query.batch(), easy.batch()
-    world.append(6)
+    query = Query(server, world, where=json.dumps(["in", "day", ["c", "d"]]))
+    query.batch()
+    world.write([(100, 1, "c")])
     world.tier()
-    with patch.object(missed_rows, "_history", return_value=([], False)):
-        query.plan()  # no partition has expired
-        world.expire_partition("b")
-        world.append(3)
-        with pytest.raises(
-            TableError, match="may be missing, because nothing else knows of these partitions"
-        ):
-            query.batch()
-        assert [row for row in easy.batch() if row[2] != "b"] == [
-            row for row in sorted(world.rows)[-9:] if row[2] != "b"
-        ]
+    world.expire_snapshots()
+    assert query.batch() == [(100, 1, "c")]
+    world.expire_partition("b")
+    world.write([(101, 1, "c"), (102, 1, "d")])
+    world.expire_partition("d")
+    world.expire_snapshots()
+    with pytest.raises(TableError, match=_MISSING):
+        query.batch()
+    query = Query(server, world, where=json.dumps(["in", "day", ["a", "c"]]))
+    query.batch()
+    world.write([(103, 1, "d"), (104, 1, "c")])
+    world.expire_partition("d")
+    world.write([(105, 1, "c")])
+    world.tier()
+    world.expire_snapshots()
+    query.given["where"] = json.dumps(["in", "day", ["c", "d"]])
+    with pytest.raises(TableError, match=_MISSING):
+        query.available_now()
+
+
+def test_a_stream_counts_partitions_that_were_never_tiered(server: CuttingBroker, client: Connection) -> None:
+    world = World(server, client, partitioned=True)
+    world.append(30)
+    world.tier()
+    client.execute(f"ALTER TABLE {world.name} ADD PARTITION (day = 'empty')")
+    query = Query(server, world)
+    query.batch()
+    server.expire(world.table.definition, "empty")
+    world.write([(100, 1, "d")])
+    world.expire_partition("d")
+    world.append(3)
+    world.tier()
+    world.expire_snapshots()
+    with pytest.raises(TableError, match=_MISSING):
+        query.batch()
+
+
+def test_rounds_of_tiering_alone_make_no_batch(server: CuttingBroker, client: Connection) -> None:
+    world = World(server, client, partitioned=True)
+    world.append(30)
+    world.tier()
+    query = Query(server, world)
+    query.batch()
+    world.append(6)
+    query.batch()
+    for _ in range(3):
+        world.tier()
+        assert query.reader.latestOffset() == query.at, "only the snapshot is another one"
+    world.expire_snapshots()
+    assert query.reader.latestOffset() == query.at
+    world.write([(100, 1, "d")])
+    world.expire_partition("d")
+    assert query.batch() == [(100, 1, "d")], "the history since the stream looked last"
+    assert query.again() == [(100, 1, "d")]
 
 
 @pytest.mark.parametrize("in_lake", [False, True])

@@ -171,6 +171,12 @@ class World:
                 path, bucket = path.of_partition(place.partition), place.bucket
             self.server.cut(path.topic, bucket, offset)
 
+    def expire_snapshots(self) -> None:
+        """Leave only the current snapshot of an Iceberg lake."""
+        table = self.tierer.table
+        if old := [each.snapshot_id for each in table.snapshots()[:-1]]:
+            table.maintenance.expire_snapshots().by_ids(old).commit()
+
     @property
     def is_partitioned(self) -> bool:
         return bool(self.table.definition.is_partitioned)

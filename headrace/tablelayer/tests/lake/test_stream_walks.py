@@ -8,6 +8,8 @@ from collections import Counter
 import pytest
 
 from headrace.tablelayer.client import Connection
+from headrace.tablelayer.lake.adapter import LakeError
+from headrace.tablelayer.model.errors import TableError
 from headrace.tablelayer.spark.options import ReadOptions
 from headrace.tablelayer.spark.stream import stream_reader
 from headrace.tablelayer.tests.lake.test_plain_name import SEED, CuttingBroker, Query, Row, World
@@ -15,15 +17,26 @@ from headrace.tablelayer.tests.lake.test_plain_name import address as address
 from headrace.tablelayer.tests.lake.test_plain_name import client as client
 from headrace.tablelayer.tests.lake.test_plain_name import server as server
 
+_REASONS = ("nothing else knows of these partitions", "has expired", "history", "of an earlier partition")
+"""Parts of the messages with which a stream may end after snapshots have expired."""
+
 
 class Walker:
-    """A stream that reads now and then, with the rows that it has read."""
+    """A stream that reads now and then, with the rows that it has read. It begins again when snapshots are missing."""
 
     def __init__(self, server: CuttingBroker, world: World, pace: float, **options: str) -> None:
-        self.query = Query(server, world, **options)
+        self.server, self.world, self.options = server, world, options
         self.pace = pace
+        self.begin()
+
+    def begin(self) -> None:
+        self.query = Query(self.server, self.world, **self.options)
         self.seen: Counter[Row] = Counter()
         self.planned = False
+
+    def known(self) -> set[str]:
+        """Return the ids of the partitions in the stream's position."""
+        return {each["id"] for each in self.query.at.get("partitions", {}).values()}
 
     def step(self, rng: random.Random) -> str:
         query = self.query
@@ -56,6 +69,7 @@ class Walk:
         self.of: dict[Row, str] = {}
         self.dropped: set[str] = set()
         self.log: list[str] = []
+        self.forgets = 0
         self.append(10)
         self.walkers = [
             Walker(server, self.world, 0.9),
@@ -77,12 +91,15 @@ class Walk:
 
     def step(self) -> str:
         rng, world = self.rng, self.world
-        kind = rng.choice(["append", "append", "tier", "cut", "expire", "drop"])
+        kind = rng.choice(["append", "append", "tier", "cut", "expire", "drop", "forget"])
         day = rng.choice("abc")
         if kind == "append":
             self.append(rng.randrange(1, 20))
         elif kind == "tier":
             world.tier()
+        elif kind == "forget":
+            self.forgets += 1
+            world.expire_snapshots()
         elif kind == "cut":
             world.expire({place: rng.choice([end, end // 2]) for place, end in world.tierer.offsets.items()})
         elif not world.is_partitioned or day not in self.ids():
@@ -94,6 +111,20 @@ class Walk:
             world.drop_partition(day)
         return f"{kind} {day}"
 
+    def read(self, each: Walker) -> str:
+        """Let a stream read. It may end only with a reason: snapshots that it needs have expired."""
+        try:
+            return each.step(self.rng)
+        except (TableError, LakeError) as error:
+            said = str(error)
+            if not self.forgets or not any(reason in said for reason in _REASONS):
+                raise
+            if _REASONS[0] in said and each.query.at.get("gone"):
+                unread = {of for row, of in self.of.items() if row not in each.seen}
+                assert unread - each.known() - set(self.ids().values()), f"nothing was missed; {self.log}"
+            each.begin()
+            return f"ended: {said}"
+
     def check(self) -> None:
         for number, each in enumerate(self.walkers):
             told = f"stream {number}; {self.log}"
@@ -103,8 +134,12 @@ class Walk:
             if each.planned:
                 continue
             rest: list[Row] = []
-            while new := each.query.batch():
-                rest += new
+            try:
+                while new := each.query.batch():
+                    rest += new
+            except (TableError, LakeError):
+                assert self.forgets, told
+                continue
             assert not set(rest) & each.seen.keys(), told
             each.seen.update(rest)
             missing = [row for row in self.of if row not in each.seen and self.of[row] not in self.dropped]
@@ -121,6 +156,6 @@ def test_streams_read_each_row_once_on_random_walks(
         rng = random.Random(f"{SEED}/{walk}")
         live = Walk(rng, server, client, partitioned)
         for _ in range(steps):
-            said = [live.step(), *(each.step(rng) for each in live.walkers)]
+            said = [live.step(), *(live.read(each) for each in live.walkers)]
             live.log.append(", ".join(filter(None, said)))
         live.check()

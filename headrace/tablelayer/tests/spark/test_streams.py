@@ -123,6 +123,7 @@ def test_rows_that_retention_took_stop_the_stream_or_are_skipped(
 
     def splits(**options: str) -> list[Any]:
         reader = HeadraceStreamReader(ReadOptions.parse({**given, **options}), ["n"])
+        reader.initialOffset()
         return [each.split for each in reader.partitions(begin, Position(table_id, {0: 5}, {0: 1}).to_json())]
 
     assert splits() == [Split(0, 1, 5)]
