@@ -27,7 +27,7 @@ from headrace.tablelayer.lake.columns import (
 )
 from headrace.tablelayer.model.schema.schema import Column
 from headrace.tablelayer.model.table.definition import StoredTable, TableDefinition
-from headrace.tablelayer.model.types.column_types import DataType, TypeKind
+from headrace.tablelayer.model.types.column_types import FLOAT_KINDS, DataType, TypeKind
 from headrace.tablelayer.spark.types import spark_type
 
 _FORMAT_PROPERTY = "format-version"
@@ -236,8 +236,11 @@ def _literal(java: Any, text: str, data_type: DataType) -> Any:
 def read_columns(spark: Any, table: Any, name: str, definition: TableDefinition, snapshot: int | None) -> Any:
     """Return the rows at a snapshot (None: now) with the table's own columns and types.
 
-    The types are cast because Iceberg has no TINYINT and no SMALLINT.
+    The types are cast because Iceberg has no TINYINT and no SMALLINT. Conditions on FLOAT and DOUBLE stay in Spark:
+    Iceberg's statistics tell -0.0 from 0.0 and leave out NaN, so that files with such rows would be skipped.
     """
+    from pyspark.sql import functions
+
     reader = spark.read if snapshot is None else spark.read.option("versionAsOf", str(snapshot))
     schema = table.schema()
     if snapshot is not None:
@@ -247,5 +250,9 @@ def read_columns(spark: Any, table: Any, name: str, definition: TableDefinition,
         schema
     )  # one call; each step of a loop would be another
     names = {field["id"]: field["name"] for field in json.loads(text)["fields"]}
-    chosen = columns_over(definition, definition.schema.columns, _fields_of(table, definition), names)
+    columns = definition.schema.columns
+    chosen = columns_over(definition, columns, _fields_of(table, definition), names)
+    for place, column in enumerate(columns):
+        if column.type.contains(FLOAT_KINDS):  # Spark pushes no condition on a function down
+            chosen[place] = functions.coalesce(chosen[place], chosen[place]).alias(column.name)
     return reader.table(name).select(*chosen)
