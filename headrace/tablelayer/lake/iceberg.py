@@ -300,12 +300,12 @@ class IcebergTable:
 
     def commit(self, base: LakeState, snapshot: int, epoch: int) -> None:
         """See `LakeTable`."""
-        path = self.definition.path
         branch = f"{BRANCH_PREFIX}{epoch}"
         with self._turn():
             try:
-                target = f"{path.database}.{path.table}"
-                self.spark.sql(f"CALL `{self.catalog}`.system.fast_forward('{target}', 'main', '{branch}')")
+                self.spark.sql(
+                    f"CALL `{self.catalog}`.system.fast_forward('{self.name}', 'main', '{branch}')"
+                )
                 failure: Exception | None = None
             except Exception as error:  # noqa: BLE001 - for any error, only the table knows the outcome
                 failure = error

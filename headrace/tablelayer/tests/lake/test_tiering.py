@@ -357,6 +357,13 @@ def test_a_tierer_that_died_before_its_commit_leaves_nothing_visible(world: Worl
     assert set(world.lake._load().refs().keySet()) == {"main", "headrace_tiered"}
 
 
+def test_a_database_may_have_the_name_of_a_catalog(spark: Any, warehouse: Path) -> None:
+    world = World(spark, warehouse, definition(path=TablePath("spark_catalog", f"orders_{next(_names)}")))
+    fill(world.log)
+    assert world.tier().outcome is Outcome.COMMITTED
+    assert world.lake_rows() == world.log.rows()
+
+
 def test_an_error_that_hides_a_commit_is_looked_into(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(world.log)
     sql = world.lake.spark.sql
