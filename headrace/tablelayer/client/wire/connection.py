@@ -246,6 +246,11 @@ class BrokerConnection:
                         f"{host}:{port} accepted the connection, but did not answer within {timeout_ms} ms: it hangs"
                         f" or is very busy, is not a Kafka broker, or {hint}"
                     ) from error
+                if isinstance(error, ConnectionLost) and not isinstance(cause, DecodeError):
+                    raise ConnectionFailed(
+                        f"{host}:{port} closed the connection before it answered: it has no room for more (its log"
+                        f" names max.connections or open files), is not a Kafka broker, or {hint}"
+                    ) from error
                 raise ConnectionFailed(
                     f"{host}:{port} does not answer like a Kafka broker, or {hint}: {error}"
                 ) from error

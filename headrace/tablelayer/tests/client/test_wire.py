@@ -290,10 +290,13 @@ def test_a_server_that_does_not_answer_may_be_busy(tools):
 @pytest.mark.parametrize(
     ("reply", "said"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "the size of an answer is 1213486160 bytes"),
-        (b"\0\0\0\x06abcdef", "answer 1633837924 does not belong to any request"),
-        (b"\0\0\0\x00", "the size of an answer is 0 bytes"),
-        (b"", "was lost before the answer came"),
+        (
+            b"HTTP/1.1 400 Bad Request\r\n\r\n",
+            "not answer like a Kafka broker.*an answer is 1213486160 bytes",
+        ),
+        (b"\0\0\0\x06abcdef", "not answer like a Kafka broker.*1633837924 does not belong to any request"),
+        (b"\0\0\0\x00", "not answer like a Kafka broker.*the size of an answer is 0 bytes"),
+        (b"", "closed the connection before it answered: it has no room for more"),
     ],
 )
 def test_something_else_is_listening(tools, reply, said):
@@ -305,7 +308,7 @@ def test_something_else_is_listening(tools, reply, said):
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        with pytest.raises(ConnectionFailed, match=f"does not answer like a Kafka broker.*{said}"):
+        with pytest.raises(ConnectionFailed, match=said):
             await BrokerConnection.open(
                 "127.0.0.1", port, client_id="t", connect_timeout_ms=500, request_timeout_ms=500
             )
