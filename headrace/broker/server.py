@@ -145,7 +145,9 @@ class Broker:
     def _blame_store(self, error: BaseException) -> None:
         """Raises ConfigError if nodes of the embedded store are not JSON, which a start then failed by."""
         path = store_of(self._data_dir)
-        damaged = [each for each in without_json(path) if each != DECOY] if path.exists() else []
+        damaged = (
+            [each for each in without_json(path) if each != DECOY] if self._ports.disk.size(path) else []
+        )
         if damaged:
             raise ConfigError(
                 f"{path} has nodes that cannot be read: {', '.join(damaged[:10])}; restore it from a backup"
