@@ -6,6 +6,7 @@ returned records, and leaves the group on SIGTERM.
 
 import asyncio
 import contextlib
+import faulthandler
 import os
 import signal
 import sys
@@ -41,6 +42,7 @@ class Stop:
 
     def set(self, *_):
         self.wanted = True
+        faulthandler.dump_traceback_later(30)  # says which call of the client does not end
 
 
 def run_confluent(address, group, topic, instance, **settings):
