@@ -306,6 +306,29 @@ def drop_table(request: Request) -> bool:
     return True
 
 
+# ---- partitions
+
+
+def partitions(request: Request) -> list[tuple[str, ...]]:
+    """Return the values of the partitions that have the values in `spec`."""
+    return [each.values for each in _client(request).admin.list_partitions(_path(request), request["spec"])]
+
+
+def add_partition(request: Request) -> None:
+    _client(request).admin.add_partition(_path(request), request["spec"])
+
+
+def drop_partition(request: Request) -> bool:
+    """Drop the partition; return whether it existed."""
+    try:
+        _client(request).admin.drop_partition(_path(request), request["spec"])
+    except TableError as error:
+        if error.code is not TableErrorCode.PARTITION_NOT_FOUND:
+            raise
+        return False
+    return True
+
+
 def _client(request: Request) -> Any:
     return connection(server_of(request["options"]))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 from pyspark.sql import functions
 
 from headrace.tablelayer.client import Connection
@@ -264,6 +264,43 @@ def test_streams_of_changes_and_whole_answers(sql: Sql, tmp_path: Path) -> None:
                 availableNow=True
             )
             finish(writer.toTable(names["copy"]))
+
+
+def test_partitions_are_shown_added_and_dropped(sql: Sql) -> None:
+    key = "day DATE NOT NULL, n SMALLINT NOT NULL, b BOOLEAN NOT NULL, s STRING NOT NULL"
+    sql(
+        f"CREATE TABLE headrace.{{db}}.p ({key}, id INT NOT NULL, PRIMARY KEY (day, n, b, s, id))"
+        " PARTITIONED BY (day, n, b, s)"
+    )
+    table, rest = "headrace.{db}.p", "n = -3, b = true, s = 'x-y'"
+    sql(f"INSERT INTO {table} VALUES (DATE '2024-01-01', 7, false, '007', 1)")
+    sql(f"INSERT INTO {table} VALUES (DATE '2024-01-02', 7, true, 'b', 2)")
+    sql(f"ALTER TABLE {table} ADD PARTITION (day = DATE '0987-03-02', {rest})")
+    shown = [
+        ("day=0987-03-02/n=-3/b=true/s=x-y",),
+        ("day=2024-01-01/n=7/b=false/s=007",),
+        ("day=2024-01-02/n=7/b=true/s=b",),
+    ]
+    assert sql(f"SHOW PARTITIONS {table}") == shown
+    assert sql(f"SHOW PARTITIONS {table} PARTITION (b = true, N = 7)") == shown[2:]
+    assert sql(f"SHOW PARTITIONS {table} PARTITION (s = '7')") == []
+    sql(f"ALTER TABLE {table} ADD IF NOT EXISTS PARTITION (day = '0987-03-02', {rest})")
+    sql(f"ALTER TABLE {table} DROP PARTITION (day = '2024-01-01', n = 7, b = false, s = '007')")
+    sql(f"ALTER TABLE {table} DROP IF EXISTS PARTITION (day = '2024-01-01', n = 7, b = false, s = '007')")
+    assert sql(f"SHOW PARTITIONS {table}") == [shown[0], shown[2]]
+    assert sql(f"SELECT id FROM {table}") == [(2,)]
+    sql("CREATE TABLE headrace.{db}.plain (id INT)")
+    for text, said in (
+        ("SHOW PARTITIONS headrace.{db}.plain", "is not partitioned"),
+        (f"ALTER TABLE {table} ADD PARTITION (day = '0987-03-02', {rest})", "PARTITIONS_ALREADY_EXIST"),
+        (f"ALTER TABLE {table} DROP PARTITION (day = '1987-03-02', {rest})", "PARTITIONS_NOT_FOUND"),
+        (f"ALTER TABLE {table} ADD PARTITION (day = '2024-01-01')", "must match the partition spec"),
+        (f"SHOW PARTITIONS {table} PARTITION (s = 'a.b')", "'a.b' cannot name a partition"),
+        (f"ALTER TABLE {table} ADD PARTITION (day = '1987-03-02', {rest}) LOCATION 'x'", "leave LOCATION"),
+        (f"TRUNCATE TABLE {table} PARTITION (day = '0987-03-02', {rest})", "truncate is not supported"),
+    ):
+        with pytest.raises(PySparkException, match=said):
+            sql(text)
 
 
 @pytest.mark.soak

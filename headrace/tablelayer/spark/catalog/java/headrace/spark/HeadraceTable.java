@@ -36,7 +36,12 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /** A table, or its view after a $, as described when it was loaded. */
 final class HeadraceTable
-        implements SupportsRead, SupportsWrite, SupportsRowLevelOperations, SupportsMetadataColumns, TruncatableTable {
+        implements SupportsRead,
+                SupportsWrite,
+                SupportsRowLevelOperations,
+                SupportsMetadataColumns,
+                TruncatableTable,
+                Partitions {
     /** The row as it was read, without its key: internal, for UPDATE and MERGE, which write the differences. */
     static final String OLD_COLUMN = "_headrace_old";
 
@@ -197,6 +202,23 @@ final class HeadraceTable
             throw new UnsupportedOperationException(name() + " is read-only");
         }
         return server.ask("truncate", place()).asBoolean();
+    }
+
+    @Override
+    public StructType partitionSchema() {
+        StructType all = CatalogV2Util.v2ColumnsToStructType(columns);
+        StructType found = new StructType();
+        for (JsonNode each : described.get("partitions")) {
+            found = found.add(all.apply(each.asText()));
+        }
+        return found;
+    }
+
+    @Override
+    public JsonNode askOfPartitions(String kind, Map<String, String> spec) {
+        Map<String, Object> request = place();
+        request.put("spec", spec);
+        return server.ask(kind, request);
     }
 
     @Override
