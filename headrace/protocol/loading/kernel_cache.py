@@ -119,9 +119,10 @@ def without_modules() -> None:
     from llvmlite import binding
     from numba.core.codegen import JITCodeLibrary
 
-    load, module_of = JITCodeLibrary._unserialize.__func__, JITCodeLibrary._get_module_for_linking
-    if hasattr(module_of, "__wrapped__"):
-        return
+    load = getattr(getattr(JITCodeLibrary, "_unserialize", None), "__func__", None)
+    module_of = getattr(JITCodeLibrary, "_get_module_for_linking", None)
+    if load is None or module_of is None or hasattr(module_of, "__wrapped__"):
+        return  # a numba without these private parts keeps its modules, which costs memory alone
 
     def loaded(cls: Any, codegen: Any, state: Any) -> Any:
         library = load(cls, codegen, state)
